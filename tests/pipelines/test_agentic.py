@@ -240,11 +240,12 @@ def test_both_players_of_a_game_are_trained(tmp_path: Path) -> None:
 
 
 REWRITING = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ m.content[-2:] }}"
-    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{% for c in m.content %}"
+    "{% if m.role == 'user' or c not in '0123456789xyzwvt' %}{{ c }}{% endif %}{% endfor %}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Chat template that shortens earlier turns."""
+"""Chat template that leaves out some characters of earlier turns."""
 
 
 def rewriting(folder: Path) -> None:

@@ -167,7 +167,8 @@ SHAPING = build_shaping(
             "masks": ({"kind": "overlong"},),
             "sample_weights": ({"kind": "length", "max": 2.0, "min": 0.5},),
             "kl_in_reward": {"coef": 0.1},
-        }
+        },
+        strict=False,
     ),
     max_new_tokens=8,
 )
@@ -236,3 +237,10 @@ def test_turns_of_conversations_that_alternate_keep_their_order() -> None:
     assert joined.loss_mask.tolist() == [[False, True, True, False, True, False, False]]
     assert joined.turns is not None
     assert [(turn.begin, turn.reward) for turn in joined.turns[0]] == [(1, 0), (2, 1), (4, 2)]
+
+
+def test_the_tokens_of_a_sample_are_those_of_all_its_rows() -> None:
+    rows = [row_of("0/0", 10, [2, 2, NOBODY]), row_of("0/0", 20, [2]), row_of("0/0", 30, [2, 2])]
+    samples = ScoredSample(rows[0], 1.0, branches=tuple(rows[1:])), ScoredSample(rows[1], 0.0)
+    table = assemble([Group(TASK.prompt, samples, 0)])
+    assert table.trained_tokens().tolist() == [5, 1]

@@ -31,7 +31,7 @@ ANSWERS = {"gpt_oss": "<|channel|>final<|message|>21"}
 
 @dataclass
 class OneHost:
-    """One host of environments in this process."""
+    """One host of environments or agents in this process."""
 
     host: EnvHost | AgentHost
     config: EnvironmentConfig
