@@ -38,7 +38,9 @@ class FakeCoin:
             f"One of {self.coins} coins is lighter than the others. Find out which with the "
             f"balance. Your answer is a number from 1 to {self.coins}."
         )
-        return question, {"tools": [tool.description_for_templates for tool in self.tools.values()]}
+        tools = [tool.description_for_templates for tool in self.tools.values()]
+        # The numbers are those of an episode whose first turn is cut off.
+        return question, {"tools": tools, **self._info(False)}
 
     async def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take what the policy wrote in a turn. No text may make this raise."""
