@@ -39,8 +39,8 @@ from benchmarks.simulation.agents import Latency, Setting, bound_s, lockstep_s, 
 from roll.platform.collector import calm_collector
 
 ROWS = (
-    "1x10x10,1x100x50,1x1000x10,8x1000x50,64x10000x1,64x10000x10,4096x10000x10,"
-    "4096x100000x1,4096x100000x10"
+    "1x10x10,1x100x50,1x1000x1,1x1000x10,8x1000x50,64x10000x1,64x10000x10,4096x10x50,"
+    "4096x10000x10,4096x100000x1,4096x100000x10"
 )
 EPISODES = 10
 SIGMA = math.log(60) / NormalDist().inv_cdf(0.99)
