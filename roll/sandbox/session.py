@@ -61,6 +61,9 @@ class Session:
         self._workers, self._limits = workers, limits
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
+        self._left = False
+        """Whether nobody waits for the start any more."""
+        self._lock = threading.Lock()
 
     @property
     def open(self) -> bool:
@@ -68,8 +71,14 @@ class Session:
         return self._worker is not None
 
     async def __aenter__(self) -> Self:
-        """Start the process."""
-        await asyncio.to_thread(self._start)
+        """Start the process. If the waiting is cancelled, what has started is ended."""
+        try:
+            await asyncio.to_thread(self._start)
+        except asyncio.CancelledError:
+            with self._lock:  # the thread goes on: it sees this, or has a worker already
+                self._left = True
+            await asyncio.to_thread(self._close)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -104,7 +113,10 @@ class Session:
         except BaseException:
             worker.close()
             raise
-        self._worker = worker
+        with self._lock:
+            self._worker, left = worker, self._left
+        if left:
+            self._close()
 
     def _call(self, program: bytes) -> Outcome:
         """Run a program in the worker; the session ends after a limit, `exit` or SandboxError."""
@@ -122,7 +134,8 @@ class Session:
 
     def _close(self) -> None:
         """End the session and give its worker back; a second call does nothing."""
-        worker, self._worker = self._worker, None
+        with self._lock:
+            worker, self._worker = self._worker, None
         if worker is None:
             return
         try:

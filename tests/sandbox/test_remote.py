@@ -294,6 +294,21 @@ def test_no_more_sessions_than_allowed_are_open(here: Sandbox) -> None:
         asyncio.run(third())
 
 
+def test_a_session_that_nobody_waits_for_any_more_is_ended_when_it_begins(here: Sandbox) -> None:
+    async def leave() -> None:
+        async with sandbox.session():
+            waiting = asyncio.ensure_future(sandbox.session().__aenter__())
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await asyncio.sleep(2)  # longer than the pauses between the questions for room
+        assert few.server._sessions == {}
+
+    with served(here, most_sessions=1) as few, at(few.url) as sandbox:
+        asyncio.run(leave())
+
+
 OTHERS = {"sandbox_fusion": as_sandbox_fusion, "piston": as_piston}
 
 
