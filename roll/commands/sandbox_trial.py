@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -46,13 +46,18 @@ def _sandboxes(config: RlvrBase) -> Iterator[tuple[str, SandboxSettings]]:
     if isinstance(config, AgenticBase):
         for name, one in config.environments.items():
             if one.env == "fix_code":
-                named[f"environments.{name}"] = {"level": one.kwargs.get("level", "auto")}
+                named[f"environments.{name}"] = _level_of(one.kwargs)
             tools = one.kwargs.get("tools", ()) if one.env == "tools" else ()
             if any(tool in SANDBOXED for tool in tools):
-                level = (one.kwargs.get("sandbox") or {}).get("level", "auto")
-                named[f"environments.{name}.kwargs.sandbox"] = {"level": level}
+                where = f"environments.{name}.kwargs.sandbox"
+                named[where] = _level_of(one.kwargs.get("sandbox") or {})
     for where, given in named.items():
         try:
             yield where, SandboxSettings.model_validate_json(json.dumps(given))
         except ValidationError:
             continue
+
+
+def _level_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the level of an environment's settings, and its hosts."""
+    return {"level": given.get("level", "auto"), "remote": given.get("remote")}

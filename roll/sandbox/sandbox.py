@@ -32,6 +32,8 @@ class Sandbox:
     """The level that is used."""
     refused: dict[str, str]
     """Why stronger levels are not used, by level."""
+    host_levels: dict[str, str]
+    """Levels of the hosts that have told theirs, by address; none on this machine."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Sandbox:
         if level not in known:
             raise ValueError(f"level: unknown {level!r}; expected one of {', '.join(known)}")
         self.limits = limits or Limits()
-        self.refused = {}
+        self.refused, self.host_levels = {}, {}
         self._pool: Pool[Any]
         if (level == REMOTE) != (remote is not None):
             raise ValueError(f"remote: names the hosts of the level `remote`; found level {level}")
@@ -106,6 +108,7 @@ class Sandbox:
             hosts = found_hosts(remote)
         except SandboxError as error:
             raise NoLevelError(f"the level `remote` does not work: {error}") from error
+        self.host_levels = {host.url: host.level for host in hosts.all if host.level}
         make = partial(RemoteWorker, remote, hosts)
         count = workers or sum(host.width for host in hosts.all)
         self._pool = Pool(make, [make() for _ in range(count)])

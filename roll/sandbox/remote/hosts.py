@@ -53,6 +53,8 @@ class Host:
     """Programs that it has of this process now."""
     width: int = 1
     """Programs that it runs at the same time."""
+    level: str = ""
+    """Its level of isolation; empty if it has told none."""
     lost_until: float = 0.0
 
 

@@ -51,8 +51,8 @@ def _ask_all(remote: Remote, hosts: Hosts) -> None:
         worker = RemoteWorker(remote, hosts)
         try:
             found = worker.health(host)
-            host.width = max(1, int(found["workers"]))
-            if found["level"] == NONE:
+            host.width, host.level = max(1, int(found["workers"])), str(found["level"])
+            if host.level == NONE:
                 warnings.warn(
                     f"{host.url} runs programs at level `none`: they can do there what its server "
                     "can",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 from roll.envs.built_in.code.programs import CodeTask, make_task
-from roll.sandbox import Job, Limits, Sandbox, Status
+from roll.envs.tools.built_in.sandboxed import sandbox_of, settings_of
+from roll.sandbox import Job, Limits, Status
 
 SHOWN_FAILURES = 3
 MAX_SHOWN = 200
@@ -49,6 +49,7 @@ class FixCode:
         tests: number of tests, in tasks of seeds.
         hidden: share of the tests that are never shown.
         level: level of the sandbox, see `roll.sandbox.Sandbox`.
+        remote: hosts of the level `remote`: `{urls: [...]}`, and perhaps `protocol`.
         cpu_s: CPU time of one turn's program, in seconds.
         memory_mb: memory of it.
         rules: explain the task in the first observation.
@@ -62,14 +63,15 @@ class FixCode:
         cpu_s: float = 3.0,
         memory_mb: float = 256.0,
         rules: bool = True,
+        remote: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the arguments, which the class describes; ValueError for one that is out of its
-        range."""
+        range, ConfigError for no level or no hosts."""
         if tests < 1 or not 0 <= hidden <= 1:
             raise ValueError(f"tests = {tests} must be at least 1, hidden = {hidden:g} from 0 to 1")
         self.tests = tests
         self.hidden = hidden
-        self.level = level
+        self.settings = settings_of(level, remote)
         self.limits = Limits(cpu_s=cpu_s, wall_s=10 + 4 * cpu_s, memory_mb=memory_mb, processes=4)
         self.rules = rules
         self._invalid = 0
@@ -83,7 +85,7 @@ class FixCode:
         given = options or {}
         self._task = _task_of(given) if "tests" in given else make_task(dice, self.tests)
         self._mark = f"{dice.getrandbits(64):016x} "
-        self._sandbox = _sandbox(self.level)
+        self._sandbox = sandbox_of(self.settings)
         rules = (
             "The program has a mistake. Answer with the whole mended program in a block that "
             "begins with ```python and ends with ```.\n"
@@ -179,18 +181,3 @@ def _task_of(row: dict[str, Any]) -> CodeTask:
             f"result]; found {sorted(row)}"
         )
     return CodeTask(code, row["entry"], tuple((list(each[0]), each[1]) for each in tests))
-
-
-_starting = threading.Lock()
-
-
-def _sandbox(level: str) -> Sandbox:
-    """Return the sandbox of this level, which is started once for all episodes of a process."""
-    with _starting:
-        return _started(level)
-
-
-@cache
-def _started(level: str) -> Sandbox:
-    """Start the sandbox of a level at the first call; call `_sandbox`, which is safe in threads."""
-    return Sandbox(level)

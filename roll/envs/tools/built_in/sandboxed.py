@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
 from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.envs.tools.api import Tool, ToolError
 from roll.envs.tools.functions import tool_of
+from roll.rewards.code.running.sandboxes import SandboxSettings, shared_sandbox
 from roll.sandbox import Limits, NoLevelError, Outcome, Sandbox, SandboxError, Session, Status
 
 SANDBOXED = ("python", "shell", "files")
@@ -30,8 +33,8 @@ _LIST = (
     ", {path!r}) for folder, _, each_files in __import__('os').walk({path!r}) "
     "for each in each_files)) or 'no files')"
 )
-_sandboxes: dict[tuple[str, tuple[str, ...]], Sandbox] = {}
-_starting = threading.Lock()
+_WITH_FILES = ("namespaces", "none")
+"""Levels at which programs start processes and write files."""
 
 
 @dataclass
@@ -48,17 +51,27 @@ class SandboxKit:
     """Modules that programs find imported, such as numpy."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits other than the defaults; see `roll.sandbox.Limits`."""
+    remote: Mapping[str, Any] | None = None
+    """Hosts of the level `remote`; see `RemoteSettings`."""
     _session: Session | None = field(default=None, init=False)
     _files: Mapping[str, str] = field(default_factory=dict, init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _lost: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for limits that are unknown or no limits."""
+        """Raise ConfigError for limits that are unknown or no limits, a level that does not exist,
+        or hosts that keep no sessions."""
         try:
             Limits(**self.limits)  # type: ignore[arg-type]  # `Limits` checks the types
         except (TypeError, ValueError) as error:
             raise ConfigError(f"sandbox.limits: {error}") from None
+        self._settings = settings_of(self.level, self.remote, preload=[*self.preload], workers=1)
+        hosts = self._settings.remote
+        if hosts is not None and hosts.protocol != "roll":
+            raise ConfigError(
+                f"sandbox.remote.protocol: {hosts.protocol} has no sessions, which the tools "
+                f"{', '.join(self.names)} need; use hosts of `roll sandbox serve`"
+            )
 
     async def open(self, options: Mapping[str, Any]) -> Sequence[Tool]:
         """Return the tools. The session begins with the first call, with the files of the column
@@ -67,15 +80,8 @@ class SandboxKit:
         ConfigError if the level does not work, or does not allow these tools;
         EnvironmentFailedError if the column has another form.
         """
-        sandbox = await asyncio.to_thread(sandbox_of, self.level, tuple(self.preload))
-        needs_more = sandbox.level not in ("namespaces", "none")
-        refused = [each for each in self.names if each != "python"]
-        if refused and needs_more:
-            raise ConfigError(
-                f"the tools {', '.join(refused)} need the level `namespaces` of the sandbox, and "
-                f"this machine has `{sandbox.level}` ({sandbox.refused.get('namespaces', '')}); "
-                "leave them out, or set `sandbox: {level: none}` if you trust the policy"
-            )
+        sandbox = await asyncio.to_thread(sandbox_of, self._settings)
+        _check_level(sandbox, [each for each in self.names if each != "python"])
         files = options.get("files") or {}
         if not isinstance(files, Mapping):
             raise EnvironmentFailedError("the column `files` must map paths to contents")
@@ -168,8 +174,7 @@ class SandboxKit:
         """Begin a new session and write the task's files into it; EnvironmentFailedError if a path
         leaves the folder or cannot be written."""
         limits = Limits(**self.limits)  # type: ignore[arg-type]  # checked when this was made
-        sandbox = sandbox_of(self.level, tuple(self.preload))
-        session = sandbox.session(limits)
+        session = sandbox_of(self._settings).session(limits)
         await session.__aenter__()
         self._session = session
         for path, content in self._files.items():
@@ -190,16 +195,37 @@ def _said(outcome: Outcome) -> str:
     return f"{said}\n[{outcome.reason}]".strip()
 
 
-def sandbox_of(level: str, preload: tuple[str, ...]) -> Sandbox:
+def _check_level(sandbox: Sandbox, names: Sequence[str]) -> None:
+    """Raise ConfigError if tools that start processes or write files cannot do so here, or at one
+    of the hosts."""
+    places = sandbox.host_levels or {"this machine": sandbox.level}
+    for place, level in places.items():
+        if names and level not in _WITH_FILES:
+            raise ConfigError(
+                f"the tools {', '.join(names)} need the level `namespaces` of the sandbox, and "
+                f"{place} has `{level}` ({sandbox.refused.get('namespaces', '')}); "
+                "leave them out, or set `sandbox: {level: none}` if you trust the policy"
+            )
+
+
+def settings_of(level: str, remote: Mapping[str, Any] | None, **more: Any) -> SandboxSettings:
+    """Return the settings of a sandbox; ConfigError if there is no such level, or no such hosts."""
+    given = {"level": level, "remote": remote, **more}
+    try:
+        return SandboxSettings.model_validate_json(json.dumps(given))
+    except (ValidationError, TypeError) as error:
+        told = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
+        where = ".".join(map(str, told.get("loc", ())))
+        raise ConfigError(f"sandbox: {where + ': ' if where else ''}{told['msg']}") from None
+
+
+def sandbox_of(settings: SandboxSettings) -> Sandbox:
     """Return the sandbox of this process with these settings; start it if there is none.
 
     Raises:
-        ConfigError: the level does not exist, or does not work on this machine.
+        ConfigError: the level does not work on this machine, or no host answers.
     """
-    with _starting:
-        if (level, preload) not in _sandboxes:
-            try:
-                _sandboxes[level, preload] = Sandbox(level, workers=1, preload=preload)
-            except (NoLevelError, ValueError) as error:
-                raise ConfigError(f"sandbox: {error}") from None
-        return _sandboxes[level, preload]
+    try:
+        return shared_sandbox(settings).sandbox
+    except (NoLevelError, ValueError) as error:
+        raise ConfigError(f"sandbox: {error}") from None

@@ -120,7 +120,7 @@ async def open_sandbox(settings: SandboxSettings, *, more: tuple[str, ...] = ())
     Raises:
         NoLevelError: the level does not work here, or with `auto` none does.
     """
-    return await asyncio.to_thread(_made, settings, more)
+    return await asyncio.to_thread(shared_sandbox, settings, more)
 
 
 async def open_pytest_sandbox(settings: SandboxSettings) -> OpenSandbox:
@@ -142,8 +142,8 @@ async def open_pytest_sandbox(settings: SandboxSettings) -> OpenSandbox:
     return opened
 
 
-def _made(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
-    """Return `_opened(settings, more)`; safe if several threads call it at once."""
+def shared_sandbox(settings: SandboxSettings, more: tuple[str, ...] = ()) -> OpenSandbox:
+    """Return what `open_sandbox` does, which raises the same, to callers without an event loop."""
     with _making:
         return _opened(settings, more)
 
