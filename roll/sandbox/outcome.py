@@ -24,6 +24,8 @@ class Status(StrEnum):
     """Killed at the limit, or it could not get more and ended with a MemoryError."""
     PROCESSES = "processes"
     OUTPUT = "output"
+    NOT_BUILT = "not_built"
+    """A compiler refuses its text, so nothing has run; of languages that a host compiles."""
     CANCELLED = "cancelled"
     """Whoever waited for it does not any more."""
 
@@ -72,12 +74,14 @@ class Job:
     """A program and what it is given."""
 
     program: str | bytes
-    """Text of a Python program."""
+    """Text of a program."""
     stdin: str | bytes = b""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     """Contents of files in its working folder, by relative path."""
     limits: Limits | None = None
     """None: those of the sandbox."""
+    language: str = "python"
+    """Language of the program, one of `Sandbox.languages`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a path that leads out of the working folder."""

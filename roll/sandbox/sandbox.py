@@ -14,6 +14,7 @@ from roll.sandbox.errors import NoLevelError, SandboxError
 from roll.sandbox.levels import LEVELS, NEEDS, NONE, REMOTE, settings
 from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.pool import Pool, Ticket
+from roll.sandbox.remote.dialects import DIALECTS
 from roll.sandbox.remote.hosts import Remote
 from roll.sandbox.remote.start import found_hosts
 from roll.sandbox.remote.worker import RemoteWorker
@@ -32,6 +33,8 @@ class Sandbox:
     """The level that is used."""
     refused: dict[str, str]
     """Why stronger levels are not used, by level."""
+    languages: frozenset[str]
+    """Languages of programs that it runs."""
     host_levels: dict[str, str]
     """Levels of the hosts that have told theirs, by address; none on this machine."""
 
@@ -66,6 +69,7 @@ class Sandbox:
             raise ValueError(f"level: unknown {level!r}; expected one of {', '.join(known)}")
         self.limits = limits or Limits()
         self.refused, self.host_levels = {}, {}
+        self.languages = frozenset({"python"})
         self._pool: Pool[Any]
         if (level == REMOTE) != (remote is not None):
             raise ValueError(f"remote: names the hosts of the level `remote`; found level {level}")
@@ -103,7 +107,7 @@ class Sandbox:
 
     def _begin_remote(self, remote: Remote, workers: int | None) -> None:
         """Ask the hosts; programs run there."""
-        self.level = REMOTE
+        self.level, self.languages = REMOTE, frozenset(DIALECTS[remote.protocol].languages)
         try:
             hosts = found_hosts(remote)
         except SandboxError as error:
@@ -125,20 +129,24 @@ class Sandbox:
         stdin: str | bytes = b"",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
+        language: str = "python",
     ) -> Outcome:
         """Run one program and wait for its end. If the waiting is cancelled, it is killed.
 
         Args:
-            program: text of a Python program.
+            program: text of a program.
             stdin: what it reads from standard input.
             files: contents of files in its working folder, by relative path.
             limits: None: those of the sandbox.
+            language: one of `languages`.
 
         Raises:
             SandboxError: it could not be run; this is never the program's doing.
-            ValueError: the level gives programs no files, or a path leads out of the folder.
+            ValueError: the level gives programs no files, or a path leads out of the folder, or the
+                language is none that it runs.
         """
-        return await self._finished(self._submit(Job(program, stdin, files or {}, limits)))
+        job = Job(program, stdin, files or {}, limits, language)
+        return await self._finished(self._submit(job))
 
     async def run_batch(self, jobs: Iterable[Job]) -> list[Outcome]:
         """Run programs on all workers; return their outcomes in the same order.
@@ -184,7 +192,13 @@ class Sandbox:
 
     def _submit(self, job: Job) -> Ticket:
         """Give a job to the pool; ValueError if its files are more than its limits or its level
-        allow."""
+        allow, or if its language is none that runs here."""
+        if job.language not in self.languages:
+            raise ValueError(
+                f"language: {job.language!r} does not run at level `{self.level}` here; expected "
+                f"one of {', '.join(sorted(self.languages))} (SandboxFusion and Piston, protocols "
+                "of the level `remote`, run more)"
+            )
         if job.files and self.level == "strict":
             raise ValueError(
                 "files: at level `strict` a program opens nothing, so it cannot be given files; "

@@ -59,7 +59,8 @@ async def code_reward(
             share that passes before the first one that fails.
         stop: do not run what comes after the first case that fails; it counts as failed.
         compare: rule for standard outputs, or a mapping: `{kind: numbers, relative: 1.0e-4}`.
-        language: of the programs; all but Python need their tools and the level `namespaces`.
+        language: of the programs; all but Python need their tools and the level `namespaces`, or
+            hosts of SandboxFusion or Piston (`level: remote`).
         limits: of each case.
         sandbox: where programs run.
 
@@ -80,7 +81,8 @@ async def code_reward(
     source = program_of(final, language) if final is not None else None
     if source is None or len(source) > MOST_CHARS:
         return _reward([Verdict(Result.NOT_COMPILED)], score, _number(problem))
-    more = places_of(language) if language != "python" else ()
+    here = language != "python" and sandbox.level != "remote"
+    more = places_of(language) if here else ()
     judging = Judging(
         opened=await open_sandbox(sandbox, more=more),
         language=language,
@@ -159,10 +161,20 @@ def check_code(
     """Raise ConfigError if the language has no tools here, or cannot run at the level."""
     if language == "python":
         return
-    level = (sandbox or SandboxSettings()).level
-    if level in ("landlock", "strict", "remote"):
+    settings = sandbox or SandboxSettings()
+    level = settings.level
+    if settings.remote is not None:
+        if settings.remote.protocol == "roll":
+            raise ConfigError(
+                "language: hosts of `roll sandbox serve` run Python only; programs in "
+                f"{language} need the level `namespaces`, or hosts of SandboxFusion or Piston "
+                "(sandbox.remote.protocol = sandbox_fusion or piston)"
+            )
+        return
+    if level in ("landlock", "strict"):
         raise ConfigError(
             f"language: programs in {language} are processes of their own, with tools of this "
-            f"machine, which only the level `namespaces` allows; found sandbox.level = {level}"
+            f"machine, which only the level `namespaces` allows; found sandbox.level = {level} "
+            "(or hosts of SandboxFusion or Piston, with `level: remote`)"
         )
     places_of(language)

@@ -48,6 +48,7 @@ def without_result(outcome: Outcome) -> Verdict:
         Status.WALL_TIME: Kind.TIMED_OUT,
         Status.MEMORY: Kind.MEMORY,
         Status.FAILED: Kind.RAISED,
+        Status.NOT_BUILT: Kind.NOT_COMPILED,
     }
     last = outcome.stderr.rstrip().rpartition("\n")[2]
     return Verdict(kinds.get(outcome.status, Kind.CRASHED), outcome.reason or last or "no result")

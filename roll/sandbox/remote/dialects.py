@@ -1,7 +1,8 @@
 """Three protocols: the request for a program that a host gets, and the reading of its answer.
 
-SandboxFusion and Piston know a limit of time by the clock and one of memory. A few lines before the
-program set its limit of CPU time, so that a busy host fails nobody.
+SandboxFusion and Piston know a limit of time by the clock and one of memory. A few lines before a
+Python program set its limit of CPU time, so that a busy host fails nobody. They compile programs in
+other languages before each run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +19,11 @@ from roll.sandbox.outcome import Job, Limits, Outcome, Status
 from roll.sandbox.remote.messages import job_message, read_outcome
 from roll.sandbox.worker_process import as_bytes
 
+COMPILE_S = 60
+"""Time of a compiler, where it can be asked for."""
+MOST_TOLD = 2**16
+"""Characters of a compiler's messages that are kept."""
+
 
 class Dialect(Protocol):
     """A protocol."""
@@ -24,6 +31,10 @@ class Dialect(Protocol):
     @property
     def path(self) -> str:
         """Path to which programs are posted."""
+
+    @property
+    def languages(self) -> Mapping[str, str]:
+        """Languages of programs, with the host's own names of them."""
 
     def message(self, job: Job, limits: Limits) -> dict[str, Any]:
         """Return the JSON object that asks for a program."""
@@ -46,6 +57,7 @@ class Roll:
     """`roll sandbox serve`."""
 
     path = "/run"
+    languages: Mapping[str, str] = {"python": "python"}
 
     def message(self, job: Job, limits: Limits) -> dict[str, Any]:
         """Return all of the job."""
@@ -60,24 +72,38 @@ class SandboxFusion:
     """SandboxFusion's `/run_code`."""
 
     path = "/run_code"
+    languages: Mapping[str, str] = {
+        "python": "python",
+        "cpp": "cpp",
+        "go": "go",
+        "java": "java",
+        "javascript": "nodejs",
+        "rust": "rust",
+        "shell": "bash",
+    }
 
     def message(self, job: Job, limits: Limits) -> dict[str, Any]:
         """Return the program with its limit of CPU time, and its files in base64."""
         return {
-            "language": "python",
-            "code": _limited(job.program, limits),
+            "language": self.languages[job.language],
+            "code": _program(job, limits),
             "stdin": _text(job.stdin),
             "files": {
                 name: base64.b64encode(as_bytes(content)).decode()
                 for name, content in job.files.items()
             },
+            "compile_timeout": COMPILE_S,
             "run_timeout": limits.wall_s,
-            "memory_limit_MB": math.ceil(limits.memory_mb),
+            "memory_limit_MB": math.ceil(limits.addresses_mb or limits.memory_mb),
         }
 
     def outcome(self, answer: Any, limits: Limits, wall_s: float) -> Outcome:
-        """Read `status`, and in `run_result` the exit code, which is negative after a signal."""
+        """Read `status`, and in `run_result` the exit code, which is negative after a signal. There
+        is none if `compile_result` tells a failure."""
         status, ran = _member(answer, "status"), _member(answer, "run_result")
+        built = answer.get("compile_result")
+        if status == "Failed" and ran is None and isinstance(built, dict):
+            return _not_built(built, wall_s)
         if status == "SandboxError" or not isinstance(ran, dict):
             told = " ".join(str(answer.get("message")).split())[:300]
             raise SandboxError(f"the host could not run the program: {told or status}")
@@ -97,10 +123,21 @@ class Piston:
     """Piston's `/api/v2/execute`."""
 
     path = "/api/v2/execute"
+    languages: Mapping[str, str] = {
+        "python": "python",
+        "cpp": "c++",
+        "go": "go",
+        "java": "java",
+        "javascript": "javascript",
+        "rust": "rust",
+        "shell": "bash",
+    }
 
     def message(self, job: Job, limits: Limits) -> dict[str, Any]:
-        """Return the program as the first file, because that is the one that Piston runs."""
-        program = {"name": "main.py", "content": _limited(job.program, limits)}
+        """Return the program as the first file, because that is the one that Piston runs. It adds
+        the ending of a language itself."""
+        name = "main.py" if job.language == "python" else "Main"
+        program = {"name": name, "content": _program(job, limits)}
         others = [
             {
                 "name": name,
@@ -110,16 +147,22 @@ class Piston:
             for name, content in job.files.items()
         ]
         return {
-            "language": "python",
+            "language": self.languages[job.language],
             "version": "*",
             "files": [program, *others],
             "stdin": _text(job.stdin),
             "run_timeout": math.ceil(limits.wall_s * 1000),
-            "run_memory_limit": math.ceil(limits.memory_mb * 2**20),
+            "run_memory_limit": math.ceil((limits.addresses_mb or limits.memory_mb) * 2**20),
         }
 
     def outcome(self, answer: Any, limits: Limits, wall_s: float) -> Outcome:
-        """Read `run`. Newer versions have a `status`: too late, too much, or an error of Piston."""
+        """Read `run`. Newer versions have a `status`: too late, too much, or an error of Piston. If
+        `compile` has failed, `run` is missing, or tells of a program that is not there."""
+        built = answer.get("compile") if isinstance(answer, dict) else None
+        if isinstance(built, dict) and built.get("code") != 0:
+            if built.get("status") == "XX":
+                raise SandboxError(f"the host could not compile: {built.get('message')}")
+            return _not_built(built, wall_s)
         ran = _member(answer, "run")
         if not isinstance(ran, dict):
             raise ValueError(f"`run` is {type(ran).__name__}")
@@ -138,6 +181,13 @@ class Piston:
             too_much=told in ("OL", "EL"),
             wall_s=wall_s,
         ).outcome(limits)
+
+
+def _not_built(told: Mapping[str, Any], wall_s: float) -> Outcome:
+    """Return the outcome of a program that a compiler refuses, from what it has written."""
+    text = str(told.get("stderr") or told.get("stdout") or "")[:MOST_TOLD]
+    why = "was not compiled"
+    return Outcome(Status.NOT_BUILT, None, None, "", text, False, 0.0, wall_s, 0.0, why)
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -201,9 +251,13 @@ exec(compile({program!r}, "program.py", "exec", dont_inherit=True), globals())
 """
 
 
-def _limited(program: str | bytes, limits: Limits) -> str:
-    """Return a program behind its own limit of CPU time, in whole seconds."""
-    return _LIMITED.format(cpu_s=math.ceil(limits.cpu_s), program=as_bytes(program))
+def _program(job: Job, limits: Limits) -> str:
+    """Return the text of a program; of a Python program, behind its own limit of CPU time, in whole
+    seconds."""
+    program = as_bytes(job.program)
+    if job.language == "python":
+        return _LIMITED.format(cpu_s=math.ceil(limits.cpu_s), program=program)
+    return program.decode("utf-8", "replace")
 
 
 def _text(data: str | bytes) -> str:

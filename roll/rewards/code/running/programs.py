@@ -58,7 +58,7 @@ class Program:
     """A program that can be run."""
 
     text: str
-    """Python that the sandbox runs; empty if it runs `command` instead."""
+    """What the sandbox runs; empty if it runs `command` instead."""
     files: Mapping[str, bytes]
     """Files that it finds in its folder."""
     command: Sequence[str] = ()
@@ -71,7 +71,9 @@ class Program:
         The limits on memory and disk are raised by what its language and its files need.
         """
         text, memory = self.text, str(int(limits.memory_mb))
+        language = self.language
         if self.command:
+            language = "python"  # that of what starts the command
             command = [word.replace("{memory}", memory) for word in self.command]
             own = [name for name in self.files if command[0] == f"./{name}"]
             text = _RUN.format(names=own, command=command)
@@ -81,7 +83,7 @@ class Program:
         size = sum(map(len, self.files.values())) / 2**20
         if size > limits.disk_mb / 2:
             limits = replace(limits, disk_mb=2 * size)
-        return await sandbox.run(text, stdin, self.files, limits)
+        return await sandbox.run(text, stdin, self.files, limits, language)
 
 
 async def build(sandbox: Sandbox, language: str, source: str) -> Program | Verdict:
@@ -99,6 +101,8 @@ async def build(sandbox: Sandbox, language: str, source: str) -> Program | Verdi
     if not row.run:
         outcome = await sandbox.run(_CHECK, source, limits=replace(BUILD, memory_mb=1024))
         return Program(source, {}) if outcome.ok else _not_built(outcome)
+    if language in sandbox.languages:  # a host compiles it, whenever it runs
+        return Program(source, {}, language=language)
     text = _BUILD.format(build=command_of(row.build), built=row.built)
     outcome = await sandbox.run(text, files={row.file: source}, limits=BUILD)
     files = _unpacked(outcome.stdout) if outcome.ok else None
@@ -156,7 +160,8 @@ async def in_order(
         judges: functions that judge one case each.
         width: cases at the same time.
         stop: leave out what comes after the first case that fails. The result does not depend on
-            which case ends first.
+            which case ends first. A text that is no program fails all of them, so nothing comes
+            after that.
     """
     verdicts: list[Verdict] = []
     running: list[asyncio.Future[Verdict]] = []
@@ -165,7 +170,7 @@ async def in_order(
             while len(running) < min(place + width, len(judges)):
                 running.append(asyncio.ensure_future(judges[len(running)]()))
             verdicts.append(await running[place])
-            if stop and not verdicts[-1].passed:
+            if verdicts[-1].kind is Kind.NOT_COMPILED or (stop and not verdicts[-1].passed):
                 break
     finally:
         for each in running:
