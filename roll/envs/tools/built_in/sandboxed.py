@@ -213,10 +213,10 @@ def settings_of(level: str, remote: Mapping[str, Any] | None, **more: Any) -> Sa
     given = {"level": level, "remote": remote, **more}
     try:
         return SandboxSettings.model_validate_json(json.dumps(given))
-    except (ValidationError, TypeError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
-        where = ".".join(map(str, told.get("loc", ())))
-        raise ConfigError(f"sandbox: {where + ': ' if where else ''}{told['msg']}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise ConfigError(f"sandbox: {where}{first['msg']}") from None
 
 
 def sandbox_of(settings: SandboxSettings) -> Sandbox:
