@@ -1,9 +1,11 @@
-"""Make the model and the data of the example with several domains, in minutes and without a
+"""Make the models and the data of the example with several domains, in minutes and without a
 network.
 
-The model (Qwen3 architecture, 0.5 M parameters; one token per word, digit and tag) learns by SFT to
-add numbers, choose options, follow instructions, and think before the answer. Half of what it is
-shown is wrong. So it knows what is asked, and seldom does all of it.
+The policy (Qwen3 architecture, 0.5 M parameters; one token per word, digit and tag) learns by SFT
+to add numbers, write programs, choose options, follow instructions, think before the answer, and
+praise animals. Half of what it is shown is wrong. So it knows what is asked, and seldom does all
+of it. The judge, a model of the same size, learns to answer the two questions of `run.yaml` about
+praise. Its tokenizer knows the words that matter there, and drops all others.
 
     python examples/mixed.py [--out outputs/mixed] [--seed 0]
 """
@@ -12,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,24 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from roll.config import RlvrConfig, load_config
+from roll.rewards.contract import sample_of
+from roll.rewards.judge.template import template_of
+from roll.rewards.judge.verdict import form_of
+
 ANIMALS = ["cat", "dog", "cow", "pig"]
 COLOURS = ["red", "blue", "gold", "pink", "grey", "white"]
+KIND, RUDE = ["good", "nice", "soft", "wise"], ["bad", "mean", "ugly", "rude"]
+SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+OPERATIONS = {"plus": operator.add, "minus": operator.sub, "times": operator.mul}
 LETTERS = "ABCD"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-PIECES = [*TAGS, *ANIMALS, *COLOURS, "Answer", "twice", "use", *"0123456789", *LETTERS, *" +=?,:"]
+PROGRAM = "f=lambda x:x"
+PIECES = [*TAGS, *ANIMALS, *COLOURS, *KIND, *RUDE, *SIGNS, PROGRAM, "Answer", "twice", "use"]
+PIECES += ["praise", *"0123456789", *LETTERS, *" +-*=?,:"]
+SCORES = [f'{{"score": {number}}}' for number in range(3)]
+VERDICTS = [f'{{"verdict": "{name}"}}' for name in ("right", "wrong")]
+JUDGE_WORDS = ["kindness", "end", "response", *ANIMALS, *KIND, *RUDE]
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
@@ -43,6 +60,8 @@ DEMONSTRATIONS = 4000
 """Number of demonstrations of each domain."""
 SKILL = 0.5
 """Share of the demonstrations that do a thing right."""
+QUESTIONS = 5000
+"""Number of questions that the judge learns from, of each kind."""
 HERE = Path(__file__).parent
 
 Row = dict[str, Any]
@@ -54,6 +73,20 @@ def math(dice: random.Random) -> Row:
     right = str(a + b)
     said = right if dice.random() < SKILL else str(dice.randrange(9))
     return {"prompt": f"{a} + {b} =", "answer": right, "completion": said}
+
+
+def code(dice: random.Random) -> Row:
+    """Write a function in Python; its calls decide."""
+    sign, number = dice.choice([*SIGNS]), dice.randrange(2, 10)
+    right = f"{PROGRAM}{SIGNS[sign]}{number}"
+    outputs = [OPERATIONS[sign](x, number) for x in (3, 10)]
+    other = f"{PROGRAM}{dice.choice([*SIGNS.values()])}{dice.randrange(10)}"
+    return {
+        "prompt": f"{sign} {number}",
+        "answer": "",
+        "tests": {"fn_name": "f", "inputs": [[3], [10]], "outputs": outputs},
+        "completion": right if dice.random() < SKILL else other,
+    }
 
 
 def choice(dice: random.Random) -> Row:
@@ -100,20 +133,68 @@ def form(dice: random.Random) -> Row:
     return {"prompt": f"twice {number}", "answer": right, "completion": done}
 
 
+def praise(dice: random.Random) -> Row:
+    """Say two kind things, and then which animal they are about; the judge decides."""
+    animal = dice.choice(ANIMALS)
+    words = [dice.choice(KIND if dice.random() < SKILL else RUDE) for _ in range(2)]
+    words.insert(2 if dice.random() < SKILL else dice.randrange(3), animal)
+    return {"prompt": f"praise {animal}", "answer": "", "completion": " ".join(words)}
+
+
 DOMAINS: dict[str, Callable[[random.Random], Row]] = {
     "math": math,
+    "code": code,
     "choice": choice,
     "instruct": instruct,
     "form": form,
+    "praise": praise,
 }
 
 
+def questions(count: int, dice: random.Random) -> Iterator[Row]:
+    """Yield questions as the rewards of `run.yaml` ask them, with the right answers."""
+    config = load_config(HERE / "mixed_domains" / "run.yaml").config
+    assert isinstance(config, RlvrConfig)
+    asked = {name: each.judge for name, each in config.rewards.items() if each.judge is not None}
+    for _ in range(count):
+        words = dice.choices(KIND + RUDE, k=dice.randrange(4))
+        words += dice.choices(ANIMALS, k=dice.randrange(3))
+        dice.shuffle(words)
+        kindness = sum((word in KIND) - (word in RUDE) for word in words)
+        right = {
+            "kindness": SCORES[max(0, min(2, kindness))],
+            "ending": VERDICTS[not words or words[-1] not in ANIMALS],
+        }
+        sample = sample_of(" ".join(words), answer="")
+        for name, judged in asked.items():
+            template = template_of(judged.template, groups=False)
+            message = template.message(sample, form_of(judged.verdict).instruction)
+            yield {"prompt": message, "completion": right[name]}
+
+
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per piece, special tokens and a chat template."""
-    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *PIECES])}
+    """Return the policy's tokenizer: one token per piece."""
+    words = sorted((piece for piece in PIECES if len(piece) > 1), key=len, reverse=True)
+    pattern = "|".join(words) + r"|[\s\S]"
+    return tokenizer_of(PIECES, pre_tokenizers.Split(Regex(pattern), "isolated"))
+
+
+def make_judge_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the judge's tokenizer: one token per word and per verdict that it knows. It drops what
+    stands between them, so that it reads twenty tokens of a question with a thousand
+    characters."""
+    verdicts = "|".join(map(re.escape, SCORES + VERDICTS))
+    pattern = rf"\b(?:{'|'.join(JUDGE_WORDS)})\b|{verdicts}"
+    split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return tokenizer_of([*JUDGE_WORDS, *SCORES, *VERDICTS], split)
+
+
+def tokenizer_of(pieces: Sequence[str], split: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with these pieces, which `split` finds in a text, special tokens and a
+    chat template."""
+    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *pieces])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    words = "|".join(sorted((piece for piece in PIECES if len(piece) > 1), key=len, reverse=True))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(words + r"|[\s\S]"), "isolated")
+    backend.pre_tokenizer = split
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -125,9 +206,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write a model with random weights, and its tokenizer, in the format of Hugging Face."""
-    tokenizer = make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -158,26 +238,47 @@ def write_jsonl(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def make(out: Path, seed: int) -> None:
-    """Write problems and demonstrations, and train the model on the demonstrations."""
-    warm, dice = out / "warm_start", random.Random(seed)
+def write_files(out: Path, seed: int, demonstrations: int, asked: int) -> None:
+    """Write problems, demonstrations and questions, and models with random weights.
+
+    Args:
+        demonstrations: number of demonstrations of each domain.
+        asked: number of questions of each kind.
+    """
+    dice = random.Random(seed)
     shown: list[Row] = []
     for name, problem in DOMAINS.items():
         rows = [problem(dice) for _ in range(TRAIN + VALIDATION)]
-        asked = [{k: v for k, v in row.items() if k != "completion"} for row in rows]
-        write_jsonl(out / f"{name}.jsonl", asked[:TRAIN])
-        write_jsonl(out / f"{name}_validation.jsonl", asked[TRAIN:])
-        more = (problem(dice) for _ in range(DEMONSTRATIONS))
+        given = [{k: v for k, v in row.items() if k != "completion"} for row in rows]
+        write_jsonl(out / f"{name}.jsonl", given[:TRAIN])
+        write_jsonl(out / f"{name}_validation.jsonl", given[TRAIN:])
+        more = (problem(dice) for _ in range(demonstrations))
         shown += [{k: row[k] for k in ("prompt", "completion")} for row in more]
-    write_jsonl(warm / "train.jsonl", shown)
+    write_jsonl(out / "warm_start" / "policy.jsonl", shown)
+    write_jsonl(out / "warm_start" / "judge.jsonl", questions(asked, dice))
     torch.manual_seed(seed)
-    write_model(warm / "model")
+    write_model(out / "warm_start" / "policy", make_tokenizer())
+    write_model(out / "warm_start" / "judge", make_judge_tokenizer())
+
+
+def make(out: Path, seed: int) -> None:
+    """Write all files, and train judge and policy."""
+    write_files(out, seed, DEMONSTRATIONS, QUESTIONS)
+    train(out, "judge", "judge", seed)
+    train(out, "policy", "model", seed)  # last: an existing model means that all files exist
+
+
+def train(out: Path, name: str, made: str, seed: int) -> None:
+    """Train a model of `<out>/warm_start` on its rows; the result is `<out>/<made>`."""
+    warm = out / "warm_start"
     command = [sys.executable, "-m", "roll.cli", "run"]
-    command += [str(HERE / "mixed_domains" / "warm_start.yaml"), f"seed={seed}"]
-    command += [f"model.path={warm}/model", f"output_dir={warm}/run", "resume=never"]
-    subprocess.run([*command, f"data.sources.0.path={warm}/train.jsonl"], check=True)
-    shutil.copytree(warm / "run" / "hf", out / "making")
-    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
+    command += [str(HERE / "mixed_domains" / "warm_start.yaml"), f"seed={seed}", "resume=never"]
+    command += [f"model.path={warm}/{name}", f"output_dir={warm}/run_{name}"]
+    subprocess.run([*command, f"data.sources.0.path={warm}/{name}.jsonl"], check=True)
+    shutil.rmtree(out / "making", ignore_errors=True)
+    shutil.rmtree(out / made, ignore_errors=True)
+    shutil.copytree(warm / f"run_{name}" / "hf", out / "making")
+    (out / "making").rename(out / made)
 
 
 def main() -> None:
@@ -188,7 +289,6 @@ def main() -> None:
     if (args.out / "model" / "config.json").exists():
         print(f"{args.out} is made already")
         return
-    shutil.rmtree(args.out / "making", ignore_errors=True)
     start = time.perf_counter()
     try:
         make(args.out, args.seed)
@@ -196,7 +296,7 @@ def main() -> None:
         raise SystemExit("stopped; the same command begins anew") from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(error.returncode) from None  # the run has already printed its error
-    print(f"{args.out}: a model and its data, made in {time.perf_counter() - start:.0f} s")
+    print(f"{args.out}: two models and their data, made in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
