@@ -99,6 +99,11 @@ def test_a_compiler_that_a_host_could_not_run_is_no_outcome() -> None:
     answer = {"compile": {**BUILT, "status": "XX", "message": "no space"}}
     with pytest.raises(SandboxError, match="could not compile: no space"):
         DIALECTS["piston"].outcome(answer, Limits(), 1.0)
-    lost = {"status": "SandboxError", "message": "full", "compile_result": {}, "run_result": None}
+    lost: dict[str, Any] = {
+        "status": "SandboxError",
+        "message": "full",
+        "compile_result": {},
+        "run_result": None,
+    }
     with pytest.raises(SandboxError, match="could not run the program: full"):
         DIALECTS["sandbox_fusion"].outcome(lost, Limits(), 1.0)
