@@ -60,7 +60,7 @@ async def code_reward(
         stop: do not run what comes after the first case that fails; it counts as failed.
         compare: rule for standard outputs, or a mapping: `{kind: numbers, relative: 1.0e-4}`.
         language: of the programs; all but Python need their tools and the level `namespaces`, or
-            hosts of SandboxFusion or Piston (`level: remote`).
+            hosts of SandboxFusion or Piston.
         limits: of each case.
         sandbox: where programs run.
 
@@ -69,7 +69,7 @@ async def code_reward(
 
     Raises:
         DataError: the row has no cases, or none that can be read.
-        SandboxError: the sandbox failed; this is never the program's doing.
+        SandboxError: the sandbox failed; never the program's doing.
     """
     problem = problem_of(sample, cases)
     if language != "python" and not _reads_input(problem):
@@ -81,10 +81,9 @@ async def code_reward(
     source = program_of(final, language) if final is not None else None
     if source is None or len(source) > MOST_CHARS:
         return _reward([Verdict(Result.NOT_COMPILED)], score, _number(problem))
-    here = language != "python" and sandbox.level != "remote"
-    more = places_of(language) if here else ()
+    compiles_here = language != "python" and sandbox.level != "remote"
     judging = Judging(
-        opened=await open_sandbox(sandbox, more=more),
+        opened=await open_sandbox(sandbox, more=places_of(language) if compiles_here else ()),
         language=language,
         limits=limits.limits(),
         compare=compare if isinstance(compare, Comparison) else Comparison(kind=compare),
