@@ -77,9 +77,8 @@ async def code_reward(
             f"row {sample.prompt.id}: its cases call functions, which is judged in Python only; "
             f"programs in {language} need standard input and output, or a row's own program"
         )
-    final = final_text(sample.response_text, prompt=sample.prompt.text)
-    source = program_of(final, language) if final is not None else None
-    if source is None or len(source) > MOST_CHARS:
+    source = _program(sample, language)
+    if source is None:
         return _reward([Verdict(Result.NOT_COMPILED)], score, _number(problem))
     compiles_here = language != "python" and sandbox.level != "remote"
     judging = Judging(
@@ -95,6 +94,13 @@ async def code_reward(
     except ValueError as error:
         raise DataError(f"row {sample.prompt.id}: {error}") from None
     return _reward(verdicts, score, _number(problem))
+
+
+def _program(sample: Sample, language: LanguageName) -> str | None:
+    """Return the text of the program in a response; None if there is none, or it is too long."""
+    final = final_text(sample.response_text, prompt=sample.prompt.text)
+    source = program_of(final, language) if final is not None else None
+    return None if source is None or len(source) > MOST_CHARS else source
 
 
 def _reads_input(problem: Problem) -> bool:

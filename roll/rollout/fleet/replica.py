@@ -141,8 +141,8 @@ class Replica:
         self._count(request, -1)
 
     def enter(self, state: State) -> None:
-        """Change the state and call `changed` of `report_to`; `lose` is for a lost engine. Going into
-        service from another state counts as a disturbance."""
+        """Change the state and call `changed` of `report_to`; `lose` is for a lost engine. Coming
+        into service from another state counts as a disturbance."""
         if state is State.SERVING and self.state is not state:
             self.disturbances += 1
         self.state = state
