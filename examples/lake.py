@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
+
+from examples.tiny_model import splitter, tokenizer_of, write_model
 from roll.envs.built_in.boards.directions import MOVES
 from roll.envs.built_in.boards.frozen_lake import HOLE, FrozenLake
 
@@ -36,7 +36,7 @@ FIRST_SEED = 1_000_000
 """Seed of the first map of the demonstrations; the maps of training and validation have others."""
 SKILL = 0.5
 """Share of the moves that lead along a shortest way; the others are random."""
-SPECIAL = ["<pad>", "<eos>", "<lake>", "<move>"]
+ROLES = ["<lake>", "<move>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<move>{{ m.content }}<eos>"
     "{% else %}<lake>{{ m.content }}{% endif %}{% endfor %}"
@@ -45,49 +45,12 @@ CHAT_TEMPLATE = (
 HERE = Path(__file__).parent
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per field and per move, and a chat template."""
-    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *MOVES, *"P_OG\n"])}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    pieces = Regex("|".join(MOVES) + r"|[\s\S]")
-    backend.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<pad>",
-        additional_special_tokens=["<lake>", "<move>"],
-        chat_template=CHAT_TEMPLATE,
+def make_model(folder: Path) -> None:
+    """Write a model with random weights, and its tokenizer with one token per field and move."""
+    tokenizer = tokenizer_of(
+        [*MOVES, *"P_OG\n"], splitter([*MOVES]), roles=ROLES, chat_template=CHAT_TEMPLATE
     )
-
-
-def write_model(folder: Path) -> None:
-    """Write a model with random weights, and its tokenizer, in the format of Hugging Face."""
-    tokenizer = make_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        dtype="float32",
-    )
-    tokenizer.save_pretrained(folder)
-    # The output head is tied to the embedding. Engines expect these weights under the name of the
-    # embedding alone.
-    weights = Qwen3ForCausalLM(config).state_dict()
-    del weights["lm_head.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config.architectures = ["Qwen3ForCausalLM"]
-    config.save_pretrained(folder)
+    write_model(folder, tokenizer, positions=512)
 
 
 def way(shown: str) -> str:
@@ -131,7 +94,7 @@ def make(out: Path, seed: int) -> None:
     rows = [{"messages": episode(FIRST_SEED + i, dice)} for i in range(EPISODES)]
     write_jsonl(warm / "train.jsonl", rows)
     torch.manual_seed(seed)
-    write_model(warm / "model")
+    make_model(warm / "model")
     command = [sys.executable, "-m", "roll.cli", "run"]
     command += [str(HERE / "agentic_frozen_lake" / "warm_start.yaml"), f"seed={seed}"]
     command += [f"model.path={warm}/model", f"output_dir={warm}/run", "resume=never"]

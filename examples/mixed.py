@@ -21,15 +21,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
+
+from examples.tiny_model import splitter, tokenizer_of, write_model
 from roll.config import RlvrConfig, load_config
 from roll.rewards.contract import sample_of
 from roll.rewards.judge.template import template_of
@@ -48,7 +50,7 @@ PIECES += ["praise", *"0123456789", *LETTERS, *" +-*=?,:"]
 SCORES = [f'{{"score": {number}}}' for number in range(3)]
 VERDICTS = [f'{{"verdict": "{name}"}}' for name in ("right", "wrong")]
 JUDGE_WORDS = ["kindness", "end", "response", *ANIMALS, *KIND, *RUDE]
-SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+ROLES = ["<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
     "{% else %}<assistant>{{ m.content }}<eos>{% endif %}"
@@ -175,8 +177,7 @@ def questions(count: int, dice: random.Random) -> Iterator[Row]:
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return the policy's tokenizer: one token per piece."""
     words = sorted((piece for piece in PIECES if len(piece) > 1), key=len, reverse=True)
-    pattern = "|".join(words) + r"|[\s\S]"
-    return tokenizer_of(PIECES, pre_tokenizers.Split(Regex(pattern), "isolated"))
+    return tokenizer_of(PIECES, splitter(words), roles=ROLES, chat_template=CHAT_TEMPLATE)
 
 
 def make_judge_tokenizer() -> PreTrainedTokenizerFast:
@@ -186,51 +187,8 @@ def make_judge_tokenizer() -> PreTrainedTokenizerFast:
     verdicts = "|".join(map(re.escape, SCORES + VERDICTS))
     pattern = rf"\b(?:{'|'.join(JUDGE_WORDS)})\b|{verdicts}"
     split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
-    return tokenizer_of([*JUDGE_WORDS, *SCORES, *VERDICTS], split)
-
-
-def tokenizer_of(pieces: Sequence[str], split: Any) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with these pieces, which `split` finds in a text, special tokens and a
-    chat template."""
-    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *pieces])}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    backend.pre_tokenizer = split
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<pad>",
-        additional_special_tokens=["<user>", "<assistant>"],
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
-def write_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write a model with random weights, and its tokenizer, in the format of Hugging Face."""
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        dtype="float32",
-    )
-    tokenizer.save_pretrained(folder)
-    # The output head is tied to the embedding. Engines expect these weights under the name of the
-    # embedding alone.
-    weights = Qwen3ForCausalLM(config).state_dict()
-    del weights["lm_head.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config.architectures = ["Qwen3ForCausalLM"]
-    config.save_pretrained(folder)
+    pieces = [*JUDGE_WORDS, *SCORES, *VERDICTS]
+    return tokenizer_of(pieces, split, roles=ROLES, chat_template=CHAT_TEMPLATE)
 
 
 def write_jsonl(path: Path, rows: Iterable[Row]) -> None:
@@ -257,8 +215,8 @@ def write_files(out: Path, seed: int, demonstrations: int, asked: int) -> None:
     write_jsonl(out / "warm_start" / "policy.jsonl", shown)
     write_jsonl(out / "warm_start" / "judge.jsonl", questions(asked, dice))
     torch.manual_seed(seed)
-    write_model(out / "warm_start" / "policy", make_tokenizer())
-    write_model(out / "warm_start" / "judge", make_judge_tokenizer())
+    write_model(out / "warm_start" / "policy", make_tokenizer(), positions=128)
+    write_model(out / "warm_start" / "judge", make_judge_tokenizer(), positions=128)
 
 
 def make(out: Path, seed: int) -> None:

@@ -32,15 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
+
+from examples.tiny_model import splitter, tokenizer_of, write_model
 
 DIGITS = 5
 HELD_OUT = 256
 TRAIN_PROBLEMS = 2048
 WARM_START_ROWS = 38400
-SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+ROLES = ["<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
     "{% else %}<assistant>{{ m.content }}<eos>{% endif %}"
@@ -49,52 +50,10 @@ CHAT_TEMPLATE = (
 HERE = Path(__file__).parent
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per digit, special tokens and a chat template."""
-    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *"0123456789"])}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<pad>",
-        additional_special_tokens=["<user>", "<assistant>"],
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
-def write_model(folder: Path, *, hidden: int = 128) -> None:
-    """Write a model with random weights, and its tokenizer, in the format of Hugging Face.
-
-    Args:
-        hidden: width of the hidden states.
-    """
-    tokenizer = make_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        dtype="float32",
-    )
-    tokenizer.save_pretrained(folder)
-    # The output head is tied to the embedding. Engines expect these weights under the name of the
-    # embedding alone.
-    weights = Qwen3ForCausalLM(config).state_dict()
-    del weights["lm_head.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config.architectures = ["Qwen3ForCausalLM"]
-    config.save_pretrained(folder)
+def make_model(folder: Path, *, hidden: int = 128) -> None:
+    """Write a model with random weights, and its tokenizer with one token per digit."""
+    tokenizer = tokenizer_of("0123456789", splitter(), roles=ROLES, chat_template=CHAT_TEMPLATE)
+    write_model(folder, tokenizer, positions=64, hidden=hidden)
 
 
 def split_sets(rng: random.Random) -> tuple[list[str], list[str]]:
@@ -143,7 +102,7 @@ def make_sft(out: Path, seed: int) -> None:
         out, seed, lambda p: {"prompt": p, "completion": upwards(p)}, count=WARM_START_ROWS // 2
     )
     torch.manual_seed(seed)
-    write_model(out / "model")  # last, because an existing model means that all files exist
+    make_model(out / "model")  # last, because an existing model means that all files exist
 
 
 def make_quickstart(out: Path, seed: int) -> None:
@@ -170,7 +129,7 @@ def make_distill(out: Path, seed: int) -> None:
     shutil.copytree(out / "lessons" / "run" / "hf", out / "teacher", dirs_exist_ok=True)
     write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p), "completion": upwards(p)})
     torch.manual_seed(seed)
-    write_model(out / "making", hidden=64)
+    make_model(out / "making", hidden=64)
     (out / "making").rename(out / "model")  # last: an existing model means that all files exist
 
 
@@ -179,7 +138,7 @@ def warm_start(out: Path, seed: int) -> None:
     downwards at random."""
     warm = out / "warm_start"
     torch.manual_seed(seed)
-    write_model(warm / "model")
+    make_model(warm / "model")
     teacher = random.Random(seed)
     sort = {True: upwards, False: downwards}
     write_both(

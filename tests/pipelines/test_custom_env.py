@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from examples.random_model import write_model
+from examples.random_model import make_model
 from tests.runs import ROOT, run_local
 
 
 def test_the_example_of_an_own_environment_runs_two_steps(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", seed=0)
+    make_model(tmp_path / "model", seed=0)
     own = [f"model.path={tmp_path}/model", f"output_dir={tmp_path}/out", "max_steps=2"]
     small = ["actor_infer.strategy.kind=hf", "sampling.max_new_tokens=24"]
     records = run_local(ROOT / "examples/agentic_custom_env/run.yaml", [*own, *small])
