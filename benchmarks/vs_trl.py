@@ -19,8 +19,9 @@ Settings of both sides:
 - TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
   Our side processes pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures
   TRL with recomputed activations and the batch in 8 pieces, which takes the least memory.
-- Threads spin between parallel regions for 3 ms (`GOMP_SPINCOUNT`). This is the default for a
-  single process, as TRL is. Ours, by default, spin for 0.2 ms and leave their cores to others.
+- Threads spin between parallel regions for about 10 ms (`GOMP_SPINCOUNT`). This is the default for
+  a single process, as TRL is. Ours, by default, spin for about 1 ms and leave their cores to
+  others.
 - In the fixed workload TRL writes 128 tokens because of `min_new_tokens`, vLLM because of
   `ignore_eos`.
 

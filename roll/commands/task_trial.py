@@ -99,9 +99,7 @@ def packages_told(environment: EnvironmentConfig) -> str:
 def _first_words(name: str, environment: EnvironmentConfig, folder: Path, task: Prompt) -> str:
     """Return what an environment says first; ConfigError if it fails."""
     factory = "roll.commands.task_trial:make_episode"
-    child = Child(
-        ChildSpec(factory, (str(folder), name, environment.model_dump(exclude_unset=True)))
-    )
+    child = Child(ChildSpec(factory, (str(folder), name, environment.model_dump())))
     limit_s = environment.reset_timeout_s + environment.step_timeout_s
     try:
         said = child.call((seed_of(task, run_seed=0), options_of(task)), limit_s)

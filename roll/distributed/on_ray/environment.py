@@ -57,11 +57,12 @@ KEEP_FREED_MEMORY = {
 by the user take precedence."""
 
 SPIN_BRIEFLY = {
-    # Threads of OpenMP spin after each parallel region, to be ready for the next. GNU's default,
-    # 300,000 rounds or 3 ms, takes the cores from other workers, since an engine computes for
-    # milliseconds in Python between its steps; without spinning, every region has to wake threads.
-    # 20,000 rounds last from region to region: a step of the quickstart takes 0.86 s instead of
-    # 1.04, and of a model of 4 M parameters as long as with the default (benchmarks/overhead.py).
+    # Threads of OpenMP spin after each parallel region, to be ready for the next. With the default
+    # of GNU, 300,000 rounds or about 10 ms, they take the cores from other workers, since an engine
+    # computes for milliseconds in Python between its steps; without spinning, every region has to
+    # wake threads. 20,000 rounds last from region to region: a step of the quickstart takes 0.86 s
+    # instead of 1.04, and of a model of 4 M parameters as long as with the default
+    # (benchmarks/spinning.py).
     "GOMP_SPINCOUNT": "20000",
 }
 """Variables for all workers of runs on CPUs, unless the user has set one of `WAITING`."""
