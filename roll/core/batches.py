@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from roll.core.batch import Batch, tensor
 from roll.core.metrics import Metrics
+from roll.core.pictures import Pictures
 from roll.core.types import Turn
 
 
@@ -30,10 +31,17 @@ class TokenBatch(Batch):
     temperatures: Tensor | None = tensor("B")
     """Temperature at which the log-probs of each row are computed, float32 `[B]`; None: that of the
     model's head."""
+    pictures: list[Pictures | None] | None = None
+    """Pictures of each row; None if no row has any."""
 
     def inputs(self) -> TokenBatch:
         """Return what a forward pass reads, without all other fields."""
-        return TokenBatch(tokens=self.tokens, lengths=self.lengths, temperatures=self.temperatures)
+        return TokenBatch(
+            tokens=self.tokens,
+            lengths=self.lengths,
+            temperatures=self.temperatures,
+            pictures=self.pictures,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +109,10 @@ class TrainBatch(TokenBatch):
     the student, a `TeacherRow` once the student has fetched the value."""
 
     def trained_inputs(self) -> Self:
-        """Return the batch with only the fields that must always be set: what a forward pass reads
-        (without `temperatures`), and which tokens are trained."""
+        """Return the batch with only what a forward pass reads (without `temperatures`), and which
+        tokens are trained."""
         unset: dict[str, Any] = {s.name: None for s in fields(self) if s.default is None}
-        return replace(self, **unset)
+        return replace(self, **(unset | {"pictures": self.pictures}))
 
 
 @dataclass(frozen=True, kw_only=True)

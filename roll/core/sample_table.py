@@ -10,6 +10,7 @@ from torch import Tensor
 
 from roll.core.batch import Batch, tensor
 from roll.core.completion import Content, VersionRuns
+from roll.core.pictures import Pictures
 from roll.core.step_rewards import StepRewards
 from roll.core.types import Turn
 
@@ -45,6 +46,8 @@ class SampleTable(Batch):
     """Token ids of each prompt, a sequence of int; siblings share one object."""
     contents: list[Content]
     """Tokens of each response, or where they are."""
+    pictures: list[Pictures | None] | None = None
+    """Pictures of each sample; None if no sample has any."""
     versions: list[VersionRuns] | None = None
     """Weight version of each token of each response, as runs; tokens of `NOBODY` are not trained.
     None if the policy wrote all tokens of all responses."""
@@ -102,6 +105,7 @@ class SampleTable(Batch):
             tags=blank,
             prompts=self.prompts,
             contents=self.contents,
+            pictures=self.pictures,
             versions=self.versions,
             group_ids=self.group_ids,
             lengths=self.lengths,

@@ -12,6 +12,7 @@ from typing import Any
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion, FinishReason
 from roll.core.pickling import pickle_by_fields
+from roll.core.pictures import Pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Prompt:
     """Tag that decides which rewards score the samples of this prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the data row, for reward functions."""
+    pictures: Pictures | None = None
+    """Pictures in the prompt; None without any."""
 
     @property
     def source(self) -> str:
@@ -137,6 +140,8 @@ class GenerateRequest:
     sampling: SamplingParams
     n: int = 1
     seed: int | None = None
+    pictures: Pictures | None = None
+    """Pictures in the prompt; None without any."""
 
 
 @pickle_by_fields

@@ -68,6 +68,7 @@ def dense(table: SampleTable) -> RolloutBatch:
         truncated=table.truncated,
         turns=_turns(table),
         temperatures=table.temperatures,
+        pictures=table.pictures,
         rollout_logprobs=_filled(
             in_response_BT, [each.logprobs for each in contents], torch.float32
         ),
