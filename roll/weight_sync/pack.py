@@ -11,7 +11,7 @@ from torch import Tensor
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, TensorMeta, meta_of
-from roll.weight_sync.push_plan import Bucket
+from roll.weight_sync.push_plan import Bucket, share
 
 
 class Packer:
@@ -51,24 +51,25 @@ class Packer:
         """Time spent on writing parts into buckets, in seconds."""
 
     def fill(self, bucket: Bucket, memory: Tensor) -> None:
-        """Write this sender's pieces of `bucket` into the uint8 tensor `memory`."""
+        """Write this sender's shares of `bucket` into the uint8 tensor `memory`."""
         for piece in bucket:
-            # Parts are made even for the pieces of other senders: making one may be a collective
-            # in which the others wait for this sender.
+            # Parts are made even where this sender has no share: making one may be a collective in
+            # which the others wait for this sender.
             while self._next <= piece.tensor:
                 self._advance()
-            if piece.sender != self._sender:
+            own = share(self._manifest, piece, self._sender)
+            if own is None:
                 continue
             begun = time.perf_counter()
-            meta = self._manifest.tensors[piece.tensor]
+            meta = self._manifest.tensors[own.tensor]
             width = meta.torch_dtype.itemsize
-            first = piece.start // width - self._manifest.cuts_of(piece.tensor)[self._sender]
-            target = memory[piece.offset : piece.offset + piece.num_bytes]
-            source = self._elements[first : first + piece.num_bytes // width]
+            first = own.start // width - self._manifest.cuts_of(own.tensor)[self._sender]
+            target = memory[own.offset : own.offset + own.num_bytes]
+            source = self._elements[first : first + own.num_bytes // width]
             target.view(meta.torch_dtype).copy_(source)
             self.pack_s += time.perf_counter() - begun
             if self._checksum is not None:
-                self._checksum.add(meta, piece.start, target)
+                self._checksum.add(meta, own.start, target)
 
     def finish(self) -> None:
         """Take the remaining parts, which have no bytes, and check that there are no further ones.

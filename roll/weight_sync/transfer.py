@@ -16,7 +16,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.pack import Packer
-from roll.weight_sync.push_plan import Bucket, largest, layout
+from roll.weight_sync.push_plan import Bucket, largest, plan
 from roll.weight_sync.transports.broadcast import BroadcastReceiver, BroadcastSender
 from roll.weight_sync.transports.files import FilesReceiver, FilesSender
 from roll.weight_sync.transports.host_receive import HostReceiver
@@ -161,7 +161,7 @@ def _send(
         )
     checksum = Checksum() if verify else None
     packer = Packer(manifest, parts, sender, checksum)
-    buckets = layout(manifest, channel.bucket_bytes)
+    buckets = plan(manifest, channel)
     end = _sender_end(channel, manifest, sender, largest(buckets), abort, verify=verify)
     begun = time.perf_counter()
     try:
@@ -189,10 +189,10 @@ class Incoming:
     """A push that a receiver is taking in.
 
     Args:
-        bucket_bytes: `Channel.bucket_bytes`, from which the plan of the buckets follows.
+        channel: channel of the push, from which the plan of the buckets follows.
     """
 
-    def __init__(self, end: ReceiverEnd, bucket_bytes: int) -> None:
+    def __init__(self, end: ReceiverEnd, channel: Channel) -> None:
         self.manifest = end.manifest
         self.verify = end.verify
         """True if the sender asks for checksums."""
@@ -202,7 +202,7 @@ class Incoming:
         """Time spent on waiting for bytes, copying them and computing checksums, in seconds."""
         self.complete = False
         self._end = end
-        self._bucket_bytes = bucket_bytes
+        self._channel = channel
         self._begun = time.perf_counter()
 
     @property
@@ -226,7 +226,7 @@ class Incoming:
         """
         begun = time.perf_counter()
         checksum = Checksum() if self.verify else None
-        buckets = layout(self.manifest, self._bucket_bytes)
+        buckets = plan(self.manifest, self._channel)
         for item in unpack(self.manifest, buckets, self._end, into, checksum):
             self.receive_s += time.perf_counter() - begun
             yield item
@@ -261,7 +261,7 @@ def receive(
     try:
         check(end.manifest)
         end.accept()
-        incoming = Incoming(end, channel.bucket_bytes)
+        incoming = Incoming(end, channel)
         yield incoming
         if not incoming.complete:
             raise WeightSyncError(f"receiver {index} left the push before its last tensor")

@@ -12,7 +12,7 @@ from torch import Tensor
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.push_plan import Bucket, Piece
+from roll.weight_sync.push_plan import Bucket, Piece, shares_of_all
 from roll.weight_sync.receive_buffer import ReceiveBuffer, empty_tensor
 
 TargetMemory = Callable[[TensorMeta], Tensor | None]
@@ -70,7 +70,8 @@ def unpack(
         tensor = _assemble(reading, meta, own, into(meta))
         if checksum is not None:
             for _, piece in own:
-                checksum.add(meta, piece.start, _bytes_of(piece, tensor))
+                for _, sent in shares_of_all(manifest, piece):
+                    checksum.add(meta, sent.start, _bytes_of(sent, tensor))
         yield meta.name, tensor
         del tensor
         reading.settle()

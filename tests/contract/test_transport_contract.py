@@ -140,6 +140,7 @@ def test_float32_masters_arrive_in_the_announced_bfloat16(
     assert_same(got, announced)
 
 
+@pytest.mark.parametrize("kind", ["shared_memory", "broadcast"])
 @settings(
     max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -150,6 +151,7 @@ def test_float32_masters_arrive_in_the_announced_bfloat16(
     bucket_bytes=st.integers(64, 700),
 )
 def test_any_sizes_survive_any_bucket_size_and_number_of_senders(
+    kind: TransportKind,
     rows: list[tuple[int, int]],
     senders: int,
     bucket_bytes: int,
@@ -160,9 +162,7 @@ def test_any_sizes_survive_any_bucket_size_and_number_of_senders(
         f"layers.{i // 3}.mlp.t{i}.weight": torch.arange(a * b).reshape(a, b).to(kinds[i % 4])
         for i, (a, b) in enumerate(rows)
     }
-    channel = open_channel(
-        "shared_memory", num_senders=senders, bucket_bytes=bucket_bytes, timeout_s=3
-    )
+    channel = open_channel(kind, num_senders=senders, bucket_bytes=bucket_bytes, timeout_s=3)
     reports, [(got, checksum)] = push(channel, tensors, shared_out(tensors, senders))
     assert_same(got, tensors)
     assert checksum == reports[0].checksum

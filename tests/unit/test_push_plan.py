@@ -13,10 +13,14 @@ from roll.core.errors import WeightSyncError
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 from roll.weight_sync.push_plan import (
     Piece,
+    broadcaster,
+    holds_all,
     largest,
     layout,
     module_of,
-    sender_runs,
+    runs,
+    shares,
+    shares_of_all,
     unsent_frozen_tensors,
     used_bytes,
 )
@@ -38,17 +42,18 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 
 @settings(max_examples=100)
-@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
+@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096), full=st.booleans())
 def test_every_byte_travels_once_from_the_sender_that_holds_it(
-    manifest: Manifest, bucket_bytes: int
+    manifest: Manifest, bucket_bytes: int, full: bool
 ) -> None:
     travelled = [torch.full((meta.num_bytes,), -1) for meta in manifest.tensors]
-    for bucket in layout(manifest, bucket_bytes):
-        for piece in bucket:
-            place = travelled[piece.tensor][piece.start : piece.start + piece.num_bytes]
-            assert len(place) == piece.num_bytes > 0
-            assert (place == -1).all(), "sent twice"
-            place[:] = piece.sender
+    for bucket in layout(manifest, bucket_bytes, full=full):
+        for sender in range(manifest.num_senders):
+            for piece in shares(manifest, bucket, sender):
+                place = travelled[piece.tensor][piece.start : piece.start + piece.num_bytes]
+                assert len(place) == piece.num_bytes > 0
+                assert (place == -1).all(), "sent twice"
+                place[:] = sender
     for position, meta in enumerate(manifest.tensors):
         width = meta.torch_dtype.itemsize
         cuts = manifest.cuts_of(position)
@@ -58,11 +63,11 @@ def test_every_byte_travels_once_from_the_sender_that_holds_it(
 
 
 @settings(max_examples=100)
-@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
+@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096), full=st.booleans())
 def test_pieces_neither_overlap_nor_leave_their_bucket(
-    manifest: Manifest, bucket_bytes: int
+    manifest: Manifest, bucket_bytes: int, full: bool
 ) -> None:
-    buckets = layout(manifest, bucket_bytes)
+    buckets = layout(manifest, bucket_bytes, full=full)
     assert all(buckets)
     for bucket in buckets:
         end = 0
@@ -93,20 +98,47 @@ def test_a_tensor_that_fits_lies_in_one_piece_that_can_be_used_where_it_is(
             assert all(p.offset - first.offset == p.start for _, p in pieces)
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
+@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096), full=st.booleans())
+def test_the_runs_of_a_sender_hold_its_bytes_and_no_byte_of_another_sender(
+    manifest: Manifest, bucket_bytes: int, full: bool
+) -> None:
+    for bucket in layout(manifest, bucket_bytes, full=full):
+        owner = torch.full((used_bytes(bucket),), -1)
+        for piece in bucket:
+            for sender, part in shares_of_all(manifest, piece):
+                owner[part.offset : part.offset + part.num_bytes] = sender
+        for sender in range(manifest.num_senders):
+            found = runs(manifest, bucket, sender)
+            assert all(a[1] <= b[0] for a, b in pairwise(found))
+            inside = torch.zeros(len(owner), dtype=torch.bool)
+            for first, end in found:
+                inside[first:end] = True
+            assert inside[owner == sender].all()
+            assert ((owner[inside] == sender) | (owner[inside] == -1)).all()
+
+
+@settings(max_examples=100)
 @given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
-def test_stretches_are_the_bucket_in_runs_of_one_sender(
+def test_a_bucket_is_broadcast_by_a_sender_that_holds_a_part_of_it(
     manifest: Manifest, bucket_bytes: int
 ) -> None:
-    for bucket in layout(manifest, bucket_bytes):
-        runs = sender_runs(bucket)
-        assert all(a[0] != b[0] and a[2] <= b[1] for a, b in pairwise(runs))
-        for piece in bucket:
-            assert any(
-                sender == piece.sender and first <= piece.offset
-                and piece.offset + piece.num_bytes <= end
-                for sender, first, end in runs
-            )  # fmt: skip
+    for index, bucket in enumerate(layout(manifest, bucket_bytes, full=True)):
+        root = broadcaster(manifest, bucket, index)
+        held = {sender for piece in bucket for sender, _ in shares_of_all(manifest, piece)}
+        assert root in held
+        assert root == index % manifest.num_senders or index % manifest.num_senders not in held
+        assert holds_all(manifest, bucket, root) == (held == {root})
+
+
+@settings(max_examples=100)
+@given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
+def test_a_full_plan_has_as_few_buckets_as_its_bytes_fill(
+    manifest: Manifest, bucket_bytes: int
+) -> None:
+    aligned = sum(-(-meta.num_bytes // 64) * 64 for meta in manifest.tensors)
+    size = bucket_bytes // 64 * 64
+    assert len(layout(manifest, bucket_bytes, full=True)) == -(-aligned // size)
 
 
 def test_what_an_engine_fuses_shares_a_bucket_when_it_fits() -> None:

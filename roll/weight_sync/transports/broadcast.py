@@ -1,9 +1,10 @@
 """A transfer across hosts: collective broadcasts in a process group made for the transfer.
 
-Every sender broadcasts its own pieces, so that no rank has to gather what others hold. A TCPStore
-on the leading sender's host is the notice board and then the rendezvous of the group. The
-process's default group is not used: in a sender it usually belongs to the trainer, in a receiver
-to the engine.
+Each bucket is one broadcast. Where several senders hold shares of it, one of them gathers these
+first; the senders take turns. So the number of broadcasts is that of the buckets, whatever the
+number of tensors and senders. A TCPStore on the leading sender's host is the notice board and then
+the rendezvous of the groups. The process's default group is not used: in a sender it usually
+belongs to the trainer, in a receiver to the engine.
 
 While one bucket is read, the next one travels.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
+from torch._C._distributed_c10d import AllToAllOptions, BroadcastOptions, PrefixStore
 from torch.distributed import ProcessGroupGloo
 
 from roll.core.errors import WeightSyncError, failure
@@ -29,7 +30,15 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
-from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, sender_runs
+from roll.weight_sync.push_plan import (
+    Bucket,
+    broadcaster,
+    holds_all,
+    largest,
+    plan,
+    runs,
+    used_bytes,
+)
 from roll.weight_sync.receive_buffer import DeviceBuffer, PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 from roll.weight_sync.transports.store_board import (
@@ -57,6 +66,7 @@ class BroadcastSender:
         """Connect and agree as `SenderEnd` says, and return once all processes have joined."""
         self._board = StoreBoard(channel, sender_name(sender), is_host=sender == 0)
         self._group: _Group | None = None
+        self._gathering: _Gathering | None = None
         abort.when_given_up(self._board.give_up)
         self._others = [
             *(receiver_name(i) for i in range(channel.num_receivers)),
@@ -65,7 +75,9 @@ class BroadcastSender:
         try:
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
             self._buckets = [_allocate(channel, size), _allocate(channel, size)]
-            self._group = _Group(channel, self._board, sender)
+            self._group = _Group(channel, self._board, manifest, sender)
+            if channel.num_senders > 1:
+                self._gathering = _Gathering(channel, self._board, manifest, sender)
         except Exception as error:
             self._board.give_up(failure(error))
             self.close()
@@ -78,7 +90,10 @@ class BroadcastSender:
 
     def publish(self, index: int, bucket: Bucket) -> None:
         assert self._group is not None
-        self._group.begin(index, bucket, self._buckets[index % 2])
+        memory = self._buckets[index % 2]
+        if self._gathering is not None:
+            self._gathering.gather(index, bucket, memory)
+        self._group.begin(index, bucket, memory)
 
     def finish(self, checksum: Checksum | None) -> str | None:
         assert self._group is not None
@@ -94,7 +109,7 @@ class BroadcastSender:
         An error's traceback may keep this object alive, and the others would then wait for its
         next bucket. After a stopped push the notice board stays, for processes that come late.
         """
-        self._group = None
+        self._group = self._gathering = None
         self._board.linger(self._others)
 
 
@@ -113,16 +128,17 @@ class BroadcastReceiver:
         self._notes = ReceiverNotes(self._board, index)
         self.manifest = self._notes.manifest
         self.verify = self._notes.verify
-        self._plan: list[list[Piece]] = []
+        self._plan: Sequence[Bucket] = ()
 
     def accept(self) -> None:
         """Agree as `ReceiverEnd.accept` does, join the group, start to receive two buckets."""
         channel = self._channel
         self._notes.accept()
-        self._plan = layout(self.manifest, channel.bucket_bytes)
+        self._plan = plan(self.manifest, channel)
         size = largest(self._plan)
         self._slots = (_receive_buffer(channel, size), _receive_buffer(channel, size))
-        self._group = _Group(channel, self._board, channel.num_senders + self._index)
+        rank = channel.num_senders + self._index
+        self._group = _Group(channel, self._board, self.manifest, rank)
         for index in range(min(2, len(self._plan))):
             self._begin(index)
 
@@ -159,52 +175,31 @@ class BroadcastReceiver:
 class _Group:
     """The process group of all ends of a transfer, and the broadcasts that run in it."""
 
-    def __init__(self, channel: Channel, board: StoreBoard, rank: int) -> None:
+    def __init__(self, channel: Channel, board: StoreBoard, manifest: Manifest, rank: int) -> None:
         """Join the group; return once all ranks have joined. The errors are those of `_join`.
 
         Args:
             rank: the senders have the first ranks, by number; the receivers follow.
         """
         size = channel.num_senders + channel.num_receivers
-        self._works: dict[int, list[Any]] = {}
+        self._manifest = manifest
+        self._works: dict[int, Any] = {}
         self._board = board
-        self._group = _join(channel, board, rank, size)
+        self._group = _join(channel, board, rank, size, "group")
 
     def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
-        """Start the broadcasts of bucket `index`, which every rank must start in the same order.
-
-        There is one broadcast per run of bytes that one sender holds.
-        """
-        works = []
-        for sender, first, end in sender_runs(bucket):
-            options = BroadcastOptions()
-            options.rootRank = sender
-            options.asyncOp = True
-            with _broken_off(f"bucket {index}"):
-                works.append(self._group.broadcast([memory[first:end]], options))
-        self._works[index] = works
+        """Start the broadcast of bucket `index`, which every rank must start in the same order."""
+        options = BroadcastOptions()
+        options.rootRank = broadcaster(self._manifest, bucket, index)
+        options.asyncOp = True
+        with _broken_off(f"broadcast of bucket {index}"):
+            self._works[index] = self._group.broadcast([memory[: used_bytes(bucket)]], options)
 
     def wait(self, index: int) -> None:
-        """Wait for the broadcasts of bucket `index`; return at once if it was not started."""
-        for work in self._works.pop(index, []):
-            with _broken_off(f"bucket {index}"):
-                self._until_done(work)
-                work.wait()
-
-    def _until_done(self, work: Any) -> None:
-        """Wait for `work` and watch the board: a peer that hangs breaks no connection.
-
-        Raises:
-            WeightSyncError: a process stopped the transfer.
-        """
-        pause_s, longest_s = PAUSE_S
-        look_s = time.monotonic() + SLICE_S
-        while not work.is_completed():
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, longest_s)
-            if time.monotonic() > look_s:
-                self._board.raise_if_stopped()
-                look_s = time.monotonic() + SLICE_S
+        """Wait for the broadcast of bucket `index`; return at once if it was not started."""
+        if index in self._works:
+            with _broken_off(f"broadcast of bucket {index}"):
+                _finish(self._works.pop(index), self._board)
 
     def wait_all(self) -> None:
         """Wait for all broadcasts that were started."""
@@ -212,27 +207,98 @@ class _Group:
             self.wait(index)
 
 
+class _Gathering:
+    """The process group of the senders, in which one of them gathers the shares of a bucket."""
+
+    def __init__(
+        self, channel: Channel, board: StoreBoard, manifest: Manifest, sender: int
+    ) -> None:
+        """Join the group; return once all senders have joined. The errors are those of `_join`."""
+        self._manifest = manifest
+        self._sender = sender
+        self._board = board
+        self._group = _join(channel, board, sender, channel.num_senders, "senders")
+
+    def gather(self, index: int, bucket: Bucket, memory: Tensor) -> None:
+        """Bring the shares of all senders to the one that broadcasts bucket `index`. Collective.
+
+        Args:
+            memory: memory of the bucket, with this sender's shares in their places.
+        """
+        root, senders = broadcaster(self._manifest, bucket, index), range(self._group.size())
+        if holds_all(self._manifest, bucket, root):
+            return
+        taken: list[list[Tensor]] = [[] for _ in senders]
+        given: list[Tensor] = []
+        if root == self._sender:
+            taken = [
+                [] if sender == root else self._held(bucket, memory, sender) for sender in senders
+            ]
+        else:
+            given = self._held(bucket, memory, self._sender)
+        sizes = [sum(map(len, parts)) for parts in taken]
+        arrived = memory.new_empty(sum(sizes))
+        sent = torch.cat(given) if given else memory.new_empty(0)
+        with _broken_off(f"gathering of bucket {index}"):
+            work = self._group.alltoall_base(
+                arrived,
+                sent,
+                sizes,
+                [len(sent) if sender == root else 0 for sender in senders],
+                AllToAllOptions(),
+            )
+            _finish(work, self._board)
+        places = [part for parts in taken for part in parts]
+        for place, part in zip(places, torch.split(arrived, [*map(len, places)]), strict=True):
+            place.copy_(part)
+
+    def _held(self, bucket: Bucket, memory: Tensor, sender: int) -> list[Tensor]:
+        """Return views of the runs of a bucket that a sender holds."""
+        return [memory[first:end] for first, end in runs(self._manifest, bucket, sender)]
+
+
+def _finish(work: Any, board: StoreBoard) -> None:
+    """Wait for `work` and watch the board: a peer that hangs breaks no connection.
+
+    Raises:
+        RuntimeError: the collective failed.
+        WeightSyncError: a process stopped the transfer.
+    """
+    pause_s, longest_s = PAUSE_S
+    look_s = time.monotonic() + SLICE_S
+    while not work.is_completed():
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, longest_s)
+        if time.monotonic() > look_s:
+            board.raise_if_stopped()
+            look_s = time.monotonic() + SLICE_S
+    work.wait()
+
+
 @contextmanager
 def _broken_off(what: str) -> Iterator[None]:
     """Turn a collective's RuntimeError into a WeightSyncError.
 
     Args:
-        what: name of the bucket in the message, such as `bucket 3`.
+        what: what broke off, for the message, such as `broadcast of bucket 3`.
     """
     try:
         yield
     except RuntimeError as error:
         raise WeightSyncError(
-            f"weight transfer: broadcast of {what} broke off: {first_line(error)}; another "
-            "process of the transfer probably died"
+            f"weight transfer: {what} broke off: {first_line(error)}; another process of the "
+            "transfer probably died"
         ) from error
 
 
-def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
+def _join(channel: Channel, board: StoreBoard, rank: int, size: int, name: str) -> Any:
     """Return the process group once all ranks have joined.
 
     A thread joins the group, so that this call can watch the board. If the transfer is stopped
     because a rank never comes, the thread is left behind, still waiting.
+
+    Args:
+        name: name of the group, by which its ranks find each other.
 
     Raises:
         WeightSyncError: a rank did not come in time, or a process stopped the transfer.
@@ -241,7 +307,7 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
 
     def join() -> None:
         try:
-            made.set_result(_make_group(channel, rank, size))
+            made.set_result(_make_group(channel, rank, size, name))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             made.set_exception(error)
 
@@ -258,12 +324,12 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
             ) from error
 
 
-def _make_group(channel: Channel, rank: int, size: int) -> Any:
+def _make_group(channel: Channel, rank: int, size: int, name: str) -> Any:
     """Join the transfer's own NCCL or gloo group, apart from torch's default group."""
     timeout = timedelta(seconds=channel.timeout_s)
     # The group gets its own connection to the store: while it waits for the other ranks, reads of
     # the board over the same connection would block.
-    prefix = PrefixStore("group", open_store(channel, is_host=False))
+    prefix = PrefixStore(name, open_store(channel, is_host=False))
     if channel.collective == "nccl":
         from torch.distributed import ProcessGroupNCCL
 

@@ -28,7 +28,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
-from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, sender_runs
+from roll.weight_sync.push_plan import Bucket, largest, plan, runs
 from roll.weight_sync.receive_buffer import PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 
@@ -59,6 +59,7 @@ class FilesSender:
         """Agree as `SenderEnd` says. A dead process is noticed only by the time limit or an
         abort."""
         self._folder = Path(channel.address)
+        self._manifest = manifest
         self._sender = sender
         self._timeout_s = channel.timeout_s
         self._receivers = [receiver_name(i) for i in range(channel.num_receivers)]
@@ -86,10 +87,10 @@ class FilesSender:
         return self._memory
 
     def publish(self, index: int, bucket: Bucket) -> None:
-        """Write this sender's pieces of bucket `index` to a file of their own, empty if it has
+        """Write this sender's shares of bucket `index` to a file of their own, empty if it has
         none."""
-        own = [run for run in sender_runs(bucket) if run[0] == self._sender]
-        parts = [self._memory[first:end].numpy() for _, first, end in own]
+        own = runs(self._manifest, bucket, self._sender)
+        parts = [self._memory[first:end].numpy() for first, end in own]
         _write(_bucket_file(self._folder, index, self._sender), parts)
 
     def finish(self, checksum: Checksum | None) -> str | None:
@@ -137,12 +138,12 @@ class FilesReceiver:
         self._notes = ReceiverNotes(self._board, index)
         self.manifest = self._notes.manifest
         self.verify = self._notes.verify
-        self._plan: list[list[Piece]] = []
+        self._plan: Sequence[Bucket] = ()
 
     def accept(self) -> None:
         """Agree as `ReceiverEnd.accept` does, and prepare memory for one bucket."""
         self._notes.accept()
-        self._plan = layout(self.manifest, self._channel.bucket_bytes)
+        self._plan = plan(self.manifest, self._channel)
         self._receive_buffer = PrivateBuffer(largest(self._plan))
 
     def fail(self, reason: str) -> None:
@@ -154,12 +155,12 @@ class FilesReceiver:
         self._receive_buffer.recycle()
         raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not declare it a buffer
         memory = memoryview(raw)
-        runs = sender_runs(self._plan[index])
-        for sender in sorted({run[0] for run in runs}):
-            file = _bucket_file(self._folder, index, sender)
-            self._board.wait(file, sender_name(sender))
-            parts = [memory[first:end] for who, first, end in runs if who == sender]
-            _read(file, parts)
+        for sender in range(self._channel.num_senders):
+            own = runs(self.manifest, self._plan[index], sender)
+            if own:
+                file = _bucket_file(self._folder, index, sender)
+                self._board.wait(file, sender_name(sender))
+                _read(file, [memory[first:end] for first, end in own])
         self._board.post(f"read-{index}/{self._name}", {"ok": True})
         return self._receive_buffer
 
