@@ -16,9 +16,10 @@ from mcore_adapter.convert.ops import FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import UnknownModelError
-from mcore_adapter.models import FAMILIES, llama
+from mcore_adapter.models import FAMILIES
 from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, tied_output
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.parity import Case, Difference, assert_equal, compare

@@ -158,4 +158,4 @@ def test_a_size_tells_what_it_follows_from() -> None:
 
 def test_transformers_is_not_imported_for_it() -> None:
     folder = Path(inspect.getfile(Config)).parent
-    assert not [file for file in folder.glob("*.py") if "import transformers" in file.read_text()]
+    assert not [file for file in folder.rglob("*.py") if "import transformers" in file.read_text()]

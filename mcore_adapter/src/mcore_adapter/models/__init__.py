@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import UnknownModelError
-from mcore_adapter.models import (
+from mcore_adapter.models.config import Config, completed
+from mcore_adapter.models.families import (
     deepseek_v3,
     glm4_moe,
     gpt_oss,
@@ -17,7 +18,6 @@ from mcore_adapter.models import (
     qwen2_moe,
     qwen3_next,
 )
-from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.fields import Fields
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.models.defaults import COMMON, DEFAULTS
+from mcore_adapter.models.defaults import DEFAULTS
+from mcore_adapter.models.defaults.common import COMMON
 
 _COUNTS = {
     "hidden_size": 1,

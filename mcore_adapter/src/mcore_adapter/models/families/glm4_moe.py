@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -19,7 +18,8 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
-from mcore_adapter.models.deepseek_v3 import dense_layers, experts, with_corrected_experts
+from mcore_adapter.models.families import llama
+from mcore_adapter.models.families.deepseek_v3 import dense_layers, experts, with_corrected_experts
 from mcore_adapter.models.fields import Attention, Fields
 
 

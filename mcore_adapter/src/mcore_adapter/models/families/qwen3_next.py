@@ -9,7 +9,6 @@ from mcore_adapter.convert.ops import RegroupByKind, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -23,8 +22,9 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
+from mcore_adapter.models.families.qwen2_moe import experts, mlps, with_sparse_layers
 from mcore_adapter.models.fields import Attention, Fields
-from mcore_adapter.models.qwen2_moe import experts, mlps, with_sparse_layers
 
 
 def attention_of(config: Config) -> Attention:

@@ -1,53 +1,12 @@
-"""Defaults for keys that a `config.json` leaves out: those of the config classes of transformers.
-
-Only keys that tables and fields read are listed. A key without a default must be in the file. The
-defaults are copied here because importing transformers takes seconds; a test compares them with the
-classes of transformers.
-"""
+"""Defaults of model types with experts."""
 
 from __future__ import annotations
 
-from typing import Any
+from mcore_adapter.models.defaults.common import COMMON, WINDOWS, Defaults
 
-Defaults = dict[str, Any]
-
-COMMON: Defaults = {
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
-"""Defaults of most model types. `num_key_value_heads` null: as many heads of keys and values as of
-queries. `head_dim` null: the hidden size divided by the number of heads."""
-_WINDOWS: Defaults = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _EXPERTS_IN_SOME: Defaults = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 
-DEFAULTS: dict[str, Defaults] = {
-    "llama": {
-        **COMMON,
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "mistral": {
-        **COMMON,
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
+SPARSE: dict[str, Defaults] = {
     "mixtral": {
         **COMMON,
         "vocab_size": 32000,
@@ -63,21 +22,9 @@ DEFAULTS: dict[str, Defaults] = {
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
     },
-    "qwen2": {
-        **COMMON,
-        **_WINDOWS,
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "layer_types": None,
-    },
     "qwen2_moe": {
         **COMMON,
-        **_WINDOWS,
+        **WINDOWS,
         **_EXPERTS_IN_SOME,
         "vocab_size": 151936,
         "hidden_size": 2048,
@@ -93,20 +40,6 @@ DEFAULTS: dict[str, Defaults] = {
         "num_experts_per_tok": 4,
         "num_experts": 60,
         "norm_topk_prob": False,
-    },
-    "qwen3": {
-        **COMMON,
-        **_WINDOWS,
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "layer_types": None,
-        "attention_bias": False,
     },
     "qwen3_moe": {
         **COMMON,
@@ -125,20 +58,6 @@ DEFAULTS: dict[str, Defaults] = {
         "num_experts_per_tok": 8,
         "num_experts": 128,
         "norm_topk_prob": False,
-    },
-    "seed_oss": {
-        **COMMON,
-        "vocab_size": 155136,
-        "hidden_size": 4096,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 80,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 524288,
-        "attention_bias": True,
-        "attention_out_bias": False,
-        "mlp_bias": False,
     },
     "deepseek_v3": {
         **COMMON,
@@ -246,4 +165,4 @@ DEFAULTS: dict[str, Defaults] = {
         "full_attention_interval": 4,
     },
 }
-"""Defaults of each `model_type`."""
+"""Defaults of each `model_type` with experts."""

@@ -8,7 +8,6 @@ from mcore_adapter.convert.ops import Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -26,6 +25,7 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import (
     Attention,
     Fields,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mcore_adapter.convert.ops import Deinterleave, FormatOp, Rename, Transpose
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -17,6 +16,7 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields, expect, with_experts
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from mcore_adapter.convert.ops import Shape
 from mcore_adapter.convert.table import ModelTable, Param
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -20,6 +19,7 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields, with_experts
 
 

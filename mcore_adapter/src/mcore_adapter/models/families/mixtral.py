@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -16,6 +15,7 @@ from mcore_adapter.models.common import (
     tied_output,
 )
 from mcore_adapter.models.config import Config
+from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields, with_experts
 
 ATTENTION = Attention()
