@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
@@ -32,7 +31,9 @@ from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.damage import damage_layout, damage_source
 from tests.convert.ended import Case, End, run_cases
+from tests.convert.hf_classes import loaded
 from tests.convert.random_models import (
+    embedding_of,
     random_checkpoint,
     random_sizes,
     same_bits,
@@ -82,10 +83,7 @@ def _loaded(folder: Path, draw: random.Random) -> str:
     src = random_checkpoint(folder / "src", draw, floats=True)
     _to_mcore(src, folder / "one", draw)
     commands.to_hf(folder / "one", folder / "back", ALONE)
-    one, other = (
-        AutoModelForCausalLM.from_pretrained(path, dtype="auto").state_dict()
-        for path in (src, folder / "back")
-    )
+    one, other = (loaded(path, dtype="auto").state_dict() for path in (src, folder / "back"))
     if set(one) != set(other) or not all(same_bits(one[name], other[name]) for name in one):
         raise Failed("transformers loads another model")
     return "loaded by transformers"
@@ -101,7 +99,7 @@ def _retyped(folder: Path, draw: random.Random) -> str:
         for name, tensor in weights_as_hugging_face_reads(src).items()
     }
     if "lm_head.weight" in tensors and table_of(read_json(src / "config.json")).shape.tied:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"] = embedding_of(tensors).clone()
     for file in src.glob("*.safetensors*"):
         file.unlink()
     write_files(src, tensors, 1)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+
+from tests.convert.hf_classes import loaded
 
 RANK, ALPHA = 3, 6.0
 SCALE = ALPHA / RANK
@@ -37,7 +38,7 @@ class Adapted(nn.Module):
 
 def adapted(folder: Path, targets: Sequence[str]) -> tuple[Any, dict[str, nn.Parameter]]:
     """The frozen model of a folder with random factors, and these under their names in PEFT."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    model = loaded(folder, dtype=torch.float32).train()
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(5)
     factors: dict[str, nn.Parameter] = {}

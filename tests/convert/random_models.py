@@ -13,13 +13,14 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
 from transformers.utils import logging
 
 from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.models import FAMILIES, table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
+from tests.convert.hf_classes import TOWERS, config_of, language_class, model_of
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -56,7 +57,7 @@ def random_values(kind: str, draw: random.Random) -> Values:
     }
     if draw.random() < 0.7 or kind in ("qwen3", "gpt_oss", "qwen3_next", "seed_oss"):
         found["head_dim"] = draw.choice([2, 4, 6])
-    declared = CONFIG_MAPPING[kind]().to_dict()
+    declared = language_class(kind)().to_dict()
     experts = draw.choice([1, 2, 3, 4, 6])
 
     def some(name: str, make: Callable[[], Any]) -> None:
@@ -88,6 +89,10 @@ def random_values(kind: str, draw: random.Random) -> Values:
     some("linear_conv_kernel_dim", lambda: draw.choice([1, 4]))
     if kind in ("qwen2_moe", "qwen3_moe", "qwen3_next") and draw.random() < 0.1:
         found["num_experts"] = 0
+    if kind in TOWERS:
+        found["vision_config"] = {"depth": draw.randint(1, 3), "embed_dim": 8, "patch_size": 3}
+        if kind != "qwen2_vl":
+            found["vision_config"] = {"depth": draw.randint(1, 3), "hidden_size": 8}
     if kind == "qwen3_next" and draw.random() < 0.5:
         kinds = ["linear_attention", "full_attention"]
         found["layer_types"] = [draw.choice(kinds) for _ in range(layers)]
@@ -101,7 +106,7 @@ def without_some(kind: str, config: Values, draw: random.Random) -> Values:
     given = {k: v for k, v in config.items() if k != "dtype"}
     whole = theirs(**given).to_dict()
     for name in list(config):
-        if name in ("model_type", "architectures", "dtype") or draw.random() < 0.3:
+        if name in ("model_type", "architectures", "dtype", "vision_config") or draw.random() < 0.3:
             continue
         trial = {k: v for k, v in left.items() if k not in (name, "dtype")}
         try:
@@ -122,17 +127,18 @@ def random_checkpoint(
         floats: only types that models can be loaded in.
     """
     kind = kind or draw.choice(list(FAMILIES))
-    made = CONFIG_MAPPING[kind](**random_values(kind, draw))
-    model = AutoModelForCausalLM.from_config(made)
+    made = config_of(kind, random_values(kind, draw))
+    model = model_of(made)
     model.save_pretrained(folder, save_original_format=draw.random() < 0.7)
     config = json.loads((folder / "config.json").read_text())
+    config = _flat(config, draw) if kind in ("qwen2_vl", "qwen2_5_vl") else config
     (folder / "config.json").write_text(json.dumps(without_some(kind, config, draw)))
     single = folder / "model.safetensors"
     shapes = {name: tuple(tensor.shape) for name, tensor in read(single).items()}
     dtype = draw.choice(DTYPES[:3] if floats else DTYPES)
     tensors = {name: random_bits(shape, dtype, draw) for name, shape in shapes.items()}
     if made.tie_word_embeddings and draw.random() < 0.3:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"] = embedding_of(tensors).clone()
     single.unlink()
     write_files(folder, tensors, draw.choice([1, 1, 2, 3]))
     (folder / "tokenizer.json").write_text("{}")
@@ -140,6 +146,19 @@ def random_checkpoint(
         (folder / "templates").mkdir()
         (folder / "templates" / "chat.jinja").write_text("{{ messages }}")
     return folder
+
+
+def embedding_of(tensors: dict[str, Tensor]) -> Tensor:
+    """The embedding of tokens, whatever its name."""
+    return next(t for name, t in tensors.items() if name.endswith("embed_tokens.weight"))
+
+
+def _flat(config: Values, draw: random.Random) -> Values:
+    """Now and then as early checkpoints have it, with the keys of the language model at the top."""
+    if draw.random() < 0.6:
+        return config
+    text = {k: v for k, v in config["text_config"].items() if k not in ("model_type", "dtype")}
+    return {**text, **{k: v for k, v in config.items() if k != "text_config"}}
 
 
 def write_files(folder: Path, tensors: dict[str, Tensor], count: int) -> None:

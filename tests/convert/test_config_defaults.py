@@ -10,14 +10,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from mcore_adapter.errors import ConfigError, McoreAdapterError
 from mcore_adapter.models import FAMILIES, fields_of, table_of
 from mcore_adapter.models.common import shape_of
 from mcore_adapter.models.config import Config, Size, completed
 from mcore_adapter.models.defaults import DEFAULTS
+from mcore_adapter.models.defaults.vision import SECTIONS, TOWER
 from mcore_adapter.models.fields import rope_parameters
+from tests.convert.hf_classes import language_class
 
 DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "mlp_only_layers", "sliding_window"}
 """Keys whose defaults the classes of transformers change once others are known."""
@@ -47,7 +50,7 @@ class Recording(Config):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
-    theirs = CONFIG_MAPPING[kind]
+    theirs = language_class(kind)
     made = theirs()
     declared = {field.name: field.default for field in fields_of_class(theirs)}
     for name, value in DEFAULTS[kind].items():
@@ -55,6 +58,8 @@ def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
             continue
         if name in DERIVED:
             assert declared.get(name) == value, name
+        elif name == "tie_word_embeddings":
+            assert CONFIG_MAPPING[kind]().tie_word_embeddings == value
         else:
             assert getattr(made, name) == value, name
     rope = rope_parameters(completed({"model_type": kind}))
@@ -78,6 +83,24 @@ def test_the_interval_of_qwen3_next_is_that_of_transformers() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", TOWER)
+def test_every_default_of_a_tower_is_that_of_the_class_in_transformers(kind: str) -> None:
+    made = CONFIG_MAPPING[kind]().vision_config
+    for name, value in TOWER[kind].items():
+        theirs = getattr(made, name)
+        assert (list(theirs) if isinstance(theirs, tuple) else theirs) == value, name
+
+
+@pytest.mark.parametrize("kind", TOWER)
+def test_the_default_sections_of_positions_are_those_of_transformers(kind: str) -> None:
+    with torch.device("meta"):
+        config = CONFIG_MAPPING[kind](
+            text_config={"num_hidden_layers": 1}, vision_config={"depth": 1}
+        )
+        model = AutoModelForImageTextToText.from_config(config)
+    assert model.model.language_model.rotary_emb.mrope_section == SECTIONS[kind]
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tables_and_fields_read_only_keys_that_have_a_default(kind: str) -> None:
     """So that no key can be missing for one and not for the other."""
@@ -85,6 +108,8 @@ def test_tables_and_fields_read_only_keys_that_have_a_default(kind: str) -> None
     FAMILIES[kind].table(config)
     FAMILIES[kind].fields(config)
     optional = {"sliding_window", "use_sliding_window", "rope_scaling", "rope_parameters"}
+    if kind in TOWER:  # `completed` gives the first one; families of language models read the rest
+        optional |= {"vision_config", "layer_types", "norm_topk_prob"}
     unknown = config.read - set(DEFAULTS[kind]) - optional - {"model_type"}
     assert not unknown
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.check import check
@@ -21,6 +21,8 @@ from mcore_adapter.local_tensors import Held, Ranks
 from mcore_adapter.models import FAMILIES as KNOWN
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
+from tests.convert.hf_classes import config_of
+from tests.convert.hf_classes import model_of as new_model
 from tests.convert.random_models import write_files
 from tests.convert.tiny_checkpoints import (
     ALONE,
@@ -40,8 +42,7 @@ CUT = ParallelSizes(tp=2, pp=2, ep=2, etp=1)
 
 def model_of(**values: Any) -> Any:
     values = {**COMMON, **values}
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    model = AutoModelForCausalLM.from_config(config)
+    model = new_model(config_of(values.pop("model_type"), values))
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.normal_()
     return model
@@ -116,7 +117,8 @@ def test_experts_as_transformers_5_holds_them_are_the_same_experts(
     model = model_of(**FAMILIES[family])
     model.save_pretrained(tmp_path / "original")
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
-    assert "model.layers.3.mlp.experts.gate_up_proj" in contents(tmp_path / "fused")
+    names = list(contents(tmp_path / "fused"))
+    assert any(name.endswith("layers.3.mlp.experts.gate_up_proj") for name in names)
     for name in ("original", "fused"):
         commands.to_mcore(tmp_path / name, tmp_path / name / "cut", CUT, ALONE)
         commands.to_mcore(

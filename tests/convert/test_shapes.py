@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversion_plan import check_coverage, present, tasks
@@ -19,6 +18,7 @@ from mcore_adapter.convert.storage.tensor_file import Piece, Spec
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import FAMILIES, table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
+from tests.convert.hf_classes import config_of, model_of
 from tests.convert.random_models import random_values
 from tests.convert.tiny_checkpoints import ALONE, by_transformers, contents, rewrite
 
@@ -44,9 +44,9 @@ def test_the_shapes_of_a_table_are_those_that_transformers_builds(kind: str) -> 
     """Any tensor with one row, column or dimension more is refused by its name."""
     draw = random.Random(kind)
     for _ in range(4):
-        made = CONFIG_MAPPING[kind](**random_values(kind, draw))
+        made = config_of(kind, random_values(kind, draw))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(made)
+            model = model_of(made)
         theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if made.tie_word_embeddings:
             del theirs["lm_head.weight"]

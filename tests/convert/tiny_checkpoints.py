@@ -12,11 +12,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.parallel_sizes import ParallelSizes
+from tests.convert.hf_classes import config_of, model_of
 
 ALONE = Settings(workers=1)
 COMMON = {
@@ -58,6 +58,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2, **EXPERTS},
     "seed_oss": {"model_type": "seed_oss", "head_dim": 8},
+    "qwen2_vl": {"model_type": "qwen2_vl"},
+    "qwen2_vl tied": {"model_type": "qwen2_vl", "tie_word_embeddings": True},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl"},
+    "qwen3_vl": {"model_type": "qwen3_vl", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe", "head_dim": 8, "num_experts": 4, **EXPERTS},
     "deepseek_v3": {"model_type": "deepseek_v3", "q_lora_rank": 12, **LATENT, **EXPERTS},
     "deepseek_v3 without narrow queries": {
         "model_type": "deepseek_v3",
@@ -99,8 +104,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def by_transformers(folder: Path, family: str) -> Path:
     """A checkpoint that `save_pretrained` wrote, where every value differs from its neighbours."""
     values = {**COMMON, **FAMILIES[family]}
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    model = AutoModelForCausalLM.from_config(config)
+    model = model_of(config_of(values.pop("model_type"), values))
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             tensor.data.normal_()

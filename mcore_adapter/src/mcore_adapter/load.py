@@ -24,6 +24,7 @@ from mcore_adapter.convert.storage.weight_files import INDEX, SINGLE, weights_of
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.local_tensors import Held, Ranks, held_tensors
+from mcore_adapter.models import table_of
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -39,6 +40,18 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise ConversionError(f"{folder} has no config.json; expected a Hugging Face model folder")
     return completed(read_json(path))
+
+
+def table_in(folder: Path) -> ModelTable:
+    """Return the table of the model in a Hugging Face folder, with the names and formats there.
+
+    Raises:
+        ConversionError: the folder has no usable config or weights.
+        ConfigError: a key of its `config.json` is missing, or has an impossible value.
+        UnknownModelError: there is no family for its `model_type`.
+    """
+    with HfTensors(folder) as tensors:
+        return table_as_stored(table_of(read_config(folder)), tensors.shapes)
 
 
 def load(
@@ -76,7 +89,7 @@ def shards(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     with HfTensors(folder) as tensors:
-        table = table_as_stored(table, tensors.names)
+        table = table_as_stored(table, tensors.shapes)
         planned = tasks(table, sizes)
         check_coverage(planned, tensors.names, table)
         check_shapes(present(planned, tensors.names), tensors.shapes, table)

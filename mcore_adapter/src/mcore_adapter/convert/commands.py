@@ -13,10 +13,21 @@ from typing import Any
 
 from mcore_adapter.convert import conversions, lora
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.fused_experts import fused, table_as_stored
+from mcore_adapter.convert.fused_experts import (
+    fused,
+    names_in_files,
+    table_as_adapted,
+    table_as_stored,
+)
 from mcore_adapter.convert.storage.folders import META, HfFolder, open_folder
 from mcore_adapter.convert.storage.json_file import read_json
-from mcore_adapter.convert.storage.peft import CONFIG, WEIGHTS, deltas_of, open_peft
+from mcore_adapter.convert.storage.peft import (
+    CONFIG,
+    WEIGHTS,
+    adapted_modules,
+    deltas_of,
+    open_peft,
+)
 from mcore_adapter.convert.storage.source import Source, source_of
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import table_of
@@ -40,17 +51,19 @@ def open_source(path: Path, base: Path | None = None) -> Source:
     """
     if is_peft(path):
         config = _base_config(path, base)
-        table = table_of(config)
         folder = open_peft(path, config)
+        table = table_as_adapted(table_of(config), adapted_modules(folder))
         targets = lora.factors_of(folder, table)
         source = source_of(folder, table, lora.adapter_plan(table, targets))
         return replace(source, adapter=lora.factors_to_json(targets))
     found = open_folder(path)
     table = table_of(found.config)
     if isinstance(found, HfFolder):
-        return source_of(found, table_as_stored(table, found.tensors))
+        shapes = {name: piece.spec.shape for name, piece in found.tensors.items()}
+        return source_of(found, table_as_stored(table, shapes))
     if found.adapter is not None:
         targets = lora.factors_from_json(found.adapter, path / META)
+        table = table_as_adapted(table, (m for each in targets.values() for m in each.modules))
         return source_of(found, table, lora.adapter_plan(table, targets))
     return source_of(found, fused(table) if found.fused else table)
 
@@ -117,7 +130,8 @@ def to_hf(
             peft = _as_peft(adapter, Path(scratch) / "peft")
             deltas = deltas_of(open_peft(peft, source.folder.config))
             if merge:
-                write(deltas=deltas)
+                names = names_in_files(source.table)
+                write(deltas={names.get(name, name): delta for name, delta in deltas.items()})
             else:
                 write(finish=lambda to: _copy(peft, to / PEFT_FOLDER))
 

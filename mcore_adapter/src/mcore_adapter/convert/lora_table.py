@@ -52,12 +52,15 @@ class Lora:
 
 
 def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
-    """Return the table of the LoRA factors of a model.
+    """Return the table of the LoRA factors of a model, of the language model alone if it also sees.
+
+    PEFT names factors after the modules in transformers, which files may name otherwise.
 
     Raises:
         ConfigError: a target is no linear layer, or a linear layer that cannot have factors.
     """
     rows: list[Param] = []
+    table = table.held or table
     sparse = table.shape.num_experts > 0
     for row in _linear_rows(table):
         modules = tuple(m for m in _modules(row) if lora.chooses(m, sparse=sparse))
@@ -73,27 +76,34 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
     if lora.targets != "all-linear":
         for name in lora.targets:
             _check_target(name, table)
-    return replace(table, params=tuple(rows), repeats={}, dropped=(), of_adapter=True)
+    return replace(table, params=tuple(rows), repeats={}, dropped=(), of_adapter=True, held=None)
 
 
-def target_modules(adapter: ModelTable, lora: Lora) -> list[str]:
-    """Return the value of `target_modules` in PEFT's `adapter_config.json`, sorted.
+def target_modules(adapter: ModelTable, lora: Lora) -> list[str] | str:
+    """Return the value of `target_modules` in PEFT's `adapter_config.json`.
+
+    It lists ends of names, sorted. For a model that sees it is a regular expression, because the
+    vision tower has linear layers of the same names, and no factors.
 
     Args:
         adapter: table of the factors, see `adapter_table`.
     """
     if lora.targets != "all-linear":
-        return sorted(lora.targets)
-    return sorted({name.split(".")[-3] for row in adapter.params for name in row.op.hf})
+        ends = sorted(lora.targets)
+    else:
+        ends = sorted({name.split(".")[-3] for row in adapter.params for name in row.op.hf})
+    if "vision_config" not in adapter.config:
+        return ends
+    return rf"model\.language_model\.(.*\.)?({'|'.join(map(re.escape, ends))})"
 
 
 def _linear_rows(table: ModelTable) -> list[Param]:
-    """Return the linear layers that can have factors: not routed experts, MTP or copies."""
+    """Return the linear layers that can have factors: not routed experts, MTP, towers or copies."""
     return [
         row
         for row in table.params
         if _LINEAR.search(row.op.mcore)
-        and not (row.of_expert or row.optional or row.copy_of is not None)
+        and not (row.of_expert or row.optional or row.of_tower or row.copy_of is not None)
         # A row may apply to no layer of this model, such as a dense MLP in a model of experts.
         and (row.layers is None or len(row.layers) > 0)
     ]

@@ -10,6 +10,9 @@ from typing import Any
 from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import Replicated, ShardRule
 
+TOWER = "visual."
+"""Prefix of the Megatron names of the parameters of a vision tower."""
+
 
 class PipelineEnd(Enum):
     """End of the pipeline at which a parameter lies that belongs to no layer."""
@@ -62,6 +65,11 @@ class Param:
         """True if the parameter belongs to a routed expert."""
         return "@" in self.op.mcore
 
+    @property
+    def of_tower(self) -> bool:
+        """True if the parameter belongs to a vision tower."""
+        return self.op.mcore.startswith(TOWER)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTable:
@@ -85,6 +93,10 @@ class ModelTable:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Content of the `config.json` that the table was made from."""
     fused: bool = False
-    """True if experts are named and stored as by transformers 5, see `convert.fused_experts`."""
+    """True if tensors are named and stored as transformers 5 holds them, see
+    `convert.fused_experts`."""
+    held: ModelTable | None = None
+    """Table of the model for checkpoints in which tensors are named and stored as transformers 5
+    holds them; its rows are in the same order. None: `convert.fused_experts` derives it."""
     of_adapter: bool = False
     """True if the table lists the factors of a LoRA adapter instead of the weights of a model."""

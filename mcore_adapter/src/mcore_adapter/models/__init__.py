@@ -19,6 +19,7 @@ from mcore_adapter.models.families import (
     qwen3_next,
 )
 from mcore_adapter.models.fields import Fields
+from mcore_adapter.models.vision import qwen_vl
 
 
 class Family(Protocol):
@@ -41,10 +42,14 @@ FAMILIES: dict[str, Family] = {
     "mistral": llama,
     "mixtral": mixtral,
     "qwen2": llama,
+    "qwen2_5_vl": qwen_vl,
     "qwen2_moe": qwen2_moe,
+    "qwen2_vl": qwen_vl,
     "qwen3": llama,
     "qwen3_moe": qwen2_moe,
     "qwen3_next": qwen3_next,
+    "qwen3_vl": qwen_vl,
+    "qwen3_vl_moe": qwen_vl,
     "seed_oss": llama,
 }
 """Family of each `model_type` in a `config.json`. A new family needs a file and a line here."""

@@ -8,6 +8,7 @@ from typing import Any
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.models.defaults import DEFAULTS
 from mcore_adapter.models.defaults.common import COMMON
+from mcore_adapter.models.vision.nested import SEES, flattened
 
 _COUNTS = {
     "hidden_size": 1,
@@ -94,6 +95,7 @@ _EXPERT_COUNT_KEYS = {
     "qwen2_moe": ("num_experts", "num_local_experts"),
     "qwen3_moe": ("num_experts", "num_local_experts"),
     "qwen3_next": ("num_experts", "num_local_experts"),
+    "qwen3_vl_moe": ("num_experts", "num_local_experts"),
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
     "glm4_moe": ("n_routed_experts", "num_local_experts"),
 }
@@ -154,7 +156,8 @@ class Config(dict[str, Any]):
 def completed(config: Mapping[str, Any]) -> Config:
     """Check the content of a `config.json`, and complete it with the defaults of its model type.
 
-    A `Config` is returned as it is.
+    A `Config` is returned as it is. The keys of a language model beside a vision tower lie at the
+    top of the result, whether they are nested in the file or not.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or two keys contradict each
@@ -163,6 +166,8 @@ def completed(config: Mapping[str, Any]) -> Config:
     if isinstance(config, Config):
         return config
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in SEES:
+        config = flattened(kind, config)
     given = {k: v for k, v in config.items() if v is not None or k not in _NULL_SAYS_DEFAULT}
     for name, value in given.items():
         _check(name, value)

@@ -28,6 +28,26 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Vision:
+    """Properties of a model that sees: its vision tower, and positions on three axes.
+
+    The axes are time, height and width (mRoPE, https://arxiv.org/abs/2409.12191).
+    """
+
+    tower: str
+    """Model type of the tower in transformers, such as `qwen3_vl_vision`."""
+    config: dict[str, Any]
+    """Values under `vision_config`."""
+    sections: tuple[int, int, int]
+    """Number of rotary frequencies of each axis."""
+    interleaved: bool
+    """True if the axes take turns among the frequencies; False if each has one run of them."""
+    deepstack: int
+    """Number of first layers to whose output features of the tower are added (DeepStack,
+    https://arxiv.org/abs/2406.04334)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fields:
     """Arguments of Megatron-Core's config, and properties of a model for which it has no field."""
 
@@ -39,6 +59,8 @@ class Fields:
     """Number of dimensions of a head that can be rotated."""
     out_bias: bool = False
     """True if the output projection of attention has a bias and the MLP has none."""
+    vision: Vision | None = None
+    """Properties of a model that sees; None: it reads text only."""
 
 
 def with_experts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mcore_adapter.models.defaults.common import Defaults
 from mcore_adapter.models.defaults.dense import DENSE
 from mcore_adapter.models.defaults.sparse import SPARSE
+from mcore_adapter.models.defaults.vision import LANGUAGE
 
-DEFAULTS: dict[str, Defaults] = {**DENSE, **SPARSE}
+DEFAULTS: dict[str, Defaults] = {**DENSE, **SPARSE, **LANGUAGE}
 """Defaults of each `model_type`."""
