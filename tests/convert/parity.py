@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mcore_adapter.convert.conversion_plan import HfRef
 from mcore_adapter.gather import export, gradient, weight
-from mcore_adapter.load import HfTensors, load, read_config
+from mcore_adapter.load import HfTensors, load, read_config, table_in
 from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.model import build_model, init_parallel
-from mcore_adapter.models import table_of
 from mcore_adapter.parallel.schedule import run_schedule
 from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import VOCAB, Reference, read_reference, rows, targets
+
+Micro = TypeVar("Micro")
 
 
 @dataclass(frozen=True)
@@ -52,29 +54,38 @@ class Difference:
 
 
 def compare(case: Case) -> Difference:
+    return compare_passes(case, list(rows().split(1)), forward, lambda tokens_BT: tokens_BT)
+
+
+def compare_passes(
+    case: Case,
+    micros: list[Micro],
+    forward: Callable[[nn.Module, Micro], Tensor],
+    tokens_of: Callable[[Micro], Tensor],
+) -> Difference:
+    """Compares what the passes of these micro-batches give, one row each."""
     adapt_to_cpu()
     from megatron.core import parallel_state
 
     config = read_config(case.folder)
-    table = table_of(config)
+    table = table_in(case.folder)
     init_parallel(case.sizes)
     bare = build_model(config, case.sizes, case.options)
     load(case.folder, bare, table, case.sizes)
     chunks = data_parallel(bare)
-    tokens_BT = rows()
     # Each data parallel rank has its own rows, one row a micro-batch.
     rank, count = (
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_data_parallel_world_size(),
     )
-    batches = list(tokens_BT[rank::count].split(1))
+    batches = micros[rank::count]
     kept = run_schedule(
         chunks,
         batches,
         forward,
-        lambda output, tokens: mean_loss(output, tokens, len(batches)),
+        lambda output, micro: mean_loss(output, tokens_of(micro), len(batches)),
         micro_batch_size=1,
-        longest=tokens_BT.shape[1],
+        longest=tokens_of(micros[0]).shape[1],
     )
     reference = read_reference(case.folder)
     logits, loss = _worst_outputs(kept, reference, rank, count)
@@ -128,7 +139,7 @@ def _worst_outputs(
 
 
 def _same_weights(case: Case, chunks: list[nn.Module]) -> bool:
-    table = table_of(read_config(case.folder))
+    table = table_in(case.folder)
     found = dict(export(chunks, table, case.sizes, value=weight, bucket_bytes=4096))
     with HfTensors(case.folder) as tensors:
         return found.keys() == tensors.names and all(

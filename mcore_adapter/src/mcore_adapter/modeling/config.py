@@ -16,7 +16,7 @@ from mcore_adapter.modeling.rope import Rope, rope_of
 from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
-from mcore_adapter.models.fields import Fields
+from mcore_adapter.models.fields import Fields, Vision
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -88,6 +88,8 @@ class ModelConfig:
     """Number of tokens in the vocabulary, without padding."""
     longest: int
     """Number of tokens of the longest sequence; has no effect on rotary models."""
+    vision: Vision | None
+    """Properties of a model that sees; None: it reads text only."""
 
 
 def model_config(
@@ -124,6 +126,7 @@ def model_config(
         tied=config.flag("tie_word_embeddings"),
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
+        vision=fields.vision,
     )
 
 
@@ -137,6 +140,8 @@ def _own_values(
         LayoutError: sizes or options do not fit the model's experts or MTP layers.
     """
     values = dict(fields.config)
+    if fields.vision is not None:
+        values["mrope_section"] = list(fields.vision.sections)
     values["activation_func"] = ACTIVATIONS[values["activation_func"]]
     if "num_moe_experts" in values and values.get("add_bias_linear") and sizes.expert_tp > 1:
         raise LayoutError(

@@ -22,6 +22,7 @@ with quiet_imports():
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
     from mcore_adapter.modeling.mtp import GPTModelWithMTP
     from mcore_adapter.modeling.specs import HAVE_TE, block_spec, mtp_spec
+    from mcore_adapter.modeling.vision.model import GPTModelWithTower, check_deepstack
 
 
 def init_parallel(
@@ -117,6 +118,8 @@ def build_model(
             "pip install transformer-engine[pytorch]"
         )
     made = model_config(config, sizes, options)
+    if made.vision is not None:
+        check_deepstack(made.vision, sizes, made.transformer.num_layers)
     return [_chunk(made, sizes, chunk) for chunk in range(sizes.vpp)]
 
 
@@ -125,21 +128,22 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     stage = parallel_state.get_pipeline_model_parallel_rank()
     layers = sizes.layers_of(stage, chunk, made.transformer.num_layers)
     last = stage == sizes.pp - 1 and chunk == sizes.vpp - 1
-    further: dict[str, Any] = {}
-    if made.transformer.mtp_num_layers and last:
-        spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
-        further = {"mtp_block_spec": spec}
-    model = (GPTModelWithMTP if further else GPTModel)(
+    kind, further = _kind(made, last=last)
+    model = kind(
         config=made.transformer,
         transformer_layer_spec=block_spec(
-            made.transformer, layers, te=made.te, grouped=made.grouped, out_bias=made.out_bias
+            made.transformer,
+            layers,
+            te=made.te,
+            grouped=made.grouped,
+            out_bias=made.out_bias,
+            deepstack=0 if made.vision is None else made.vision.deepstack,
         ),
         vocab_size=padded_vocab(made.vocab, sizes.tp),
         max_sequence_length=made.longest,
         pre_process=stage == 0 and chunk == 0,
         post_process=last,
         share_embeddings_and_output_weights=made.tied,
-        position_embedding_type="rope",
         vp_stage=chunk if sizes.vpp > 1 else None,
         **further,
     )
@@ -148,6 +152,21 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     if torch.cuda.is_available():
         model.cuda()
     return model
+
+
+def _kind(made: ModelConfig, *, last: bool) -> tuple[type[GPTModel], dict[str, Any]]:
+    """Return the class of a chunk, and the arguments that only this class needs.
+
+    Args:
+        last: whether the chunk is the last one of the model.
+    """
+    if made.vision is not None:
+        return GPTModelWithTower, {"vision": made.vision, "rope": made.rope}
+    rope = {"position_embedding_type": "rope"}
+    if made.transformer.mtp_num_layers and last:
+        spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
+        return GPTModelWithMTP, {**rope, "mtp_block_spec": spec}
+    return GPTModel, rope
 
 
 def _mark_experts(model: GPTModel) -> None:
@@ -167,8 +186,9 @@ def _mark_experts(model: GPTModel) -> None:
 def _set_rope(model: GPTModel, made: ModelConfig) -> None:
     """Replace the rotary frequencies of the model by those of its config.
 
-    Megatron-Core computes frequencies of fewer kinds, and some of them with fixed constants.
+    Megatron-Core computes frequencies of fewer kinds, and some of them with fixed constants. Models
+    that see have the frequencies of their config from the beginning.
     """
-    if made.rope is not None:
+    if made.rope is not None and made.vision is None:
         rotary = model.rotary_pos_emb
         rotary.inv_freq = made.rope.inverse_frequencies.to(rotary.inv_freq.device)

@@ -25,6 +25,7 @@ from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import RMSNorm
+from mcore_adapter.modeling.vision.model import DeepstackLayer
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 """True if Transformer Engine is installed."""
@@ -50,7 +51,13 @@ class ExpertOutput(RowParallelLinear):
 
 
 def block_spec(
-    config: TransformerConfig, layers: range, *, te: bool, grouped: bool, out_bias: bool
+    config: TransformerConfig,
+    layers: range,
+    *,
+    te: bool,
+    grouped: bool,
+    out_bias: bool,
+    deepstack: int = 0,
 ) -> TransformerBlockSubmodules:
     """Return the specs of the given layers.
 
@@ -60,6 +67,7 @@ def block_spec(
         grouped: whether the experts of local layers are computed in grouped products; with `te`,
             `config.moe_grouped_gemm` says so.
         out_bias: whether the output projection of attention is the only linear layer with a bias.
+        deepstack: number of first layers to whose output features of a vision tower are added.
 
     Raises:
         ConfigError: the model needs the local layer spec, but `te` is set.
@@ -77,6 +85,8 @@ def block_spec(
             spec.submodules.self_attention = delta_net()
         if grouped and sparse[layer] and not te:
             spec.submodules.mlp.submodules.experts.module = GroupedExperts
+        if layer < deepstack:
+            spec.module = DeepstackLayer
         specs.append(spec)
     return TransformerBlockSubmodules(
         layer_specs=specs,
