@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -25,6 +26,7 @@ from transformers import (
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
+from roll.models.vision.parts import language_model, sees
 
 _LOADING = threading.Lock()
 """Lock that all loads of this process take. transformers changes global state while it loads; two
@@ -98,6 +100,9 @@ def _without_dropout(config: PreTrainedConfig) -> None:
 def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a causal language model on the CPU, in evaluation mode and without dropout.
 
+    A model that reads pictures (`vision.parts.FAMILIES`) is loaded with its vision part, also for
+    text alone.
+
     Args:
         dtype: dtype of the parameters; default: `model.dtype`. Training loads float32 parameters.
 
@@ -105,7 +110,9 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
         ConfigError: the folder does not exist, is no checkpoint or lacks tensors, or the hub
             cannot be reached.
     """
-    loaded, missing = _load(AutoModelForCausalLM, model, load_config(model), dtype)
+    config = load_config(model)
+    factory = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+    loaded, missing = _load(factory, model, config, dtype)
     if missing:
         raise ConfigError(_incomplete(model, missing))
     return loaded
@@ -149,6 +156,12 @@ def _load_classifier(
             architecture has no such classifier. Tensors may be missing only from a new head.
     """
     config = load_config(model)
+    if sees(config):
+        raise ConfigError(
+            f"model {model.path!r}: transformers has no {of.lower()} classifier for model type "
+            f"{config.model_type!r}, which reads pictures, so it cannot be {what}; name a language "
+            "model, or leave the role out"
+        )
     classifies = any(f"{of}Classification" in name for name in config.architectures or ())
     if classifies and config.num_labels != 1:
         raise ConfigError(
@@ -224,6 +237,8 @@ def _incomplete(model: ModelConfig, missing: list[str]) -> str:
 def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
     """Split a causal LM into backbone (token ids to hidden states) and head (states to logits).
 
+    The backbone of a model that reads pictures is its language model.
+
     Raises:
         ConfigError: the model has no separate output head, or transforms its logits in a way that
             the chunked log-probs do not support, such as a soft cap.
@@ -245,7 +260,7 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
             divisor *= value
     if not math.isfinite(divisor) or divisor <= 0:
         raise ConfigError(f"model type {kind!r} scales its logits by 1/{divisor}; expected above 0")
-    return backbone, Head(module, divisor)
+    return language_model(model), Head(module, divisor)
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:

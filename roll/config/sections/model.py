@@ -6,6 +6,10 @@ from pydantic import Field
 
 from roll.config.base import Config
 
+ModelPart = Literal["vision", "projector", "language"]
+"""Part of a model that reads pictures: the tower that looks at patches, the projector that maps its
+features to the language model (Qwen calls it merger), and the language model with its head."""
+
 
 class LoraConfig(Config):
     """Low-rank adapter on frozen weights (arXiv 2106.09685)."""
