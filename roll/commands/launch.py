@@ -14,7 +14,6 @@ from roll.commands.preflight import user_folder
 from roll.config.checks.notices import notices
 from roll.config.loading.compose import LoadedConfig
 from roll.config.run import RunConfig
-from roll.core.logs import setup_logging
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.processes.fork_server import ForkServer
@@ -32,6 +31,7 @@ from roll.pipeline.rlvr import RlvrPipeline
 from roll.pipeline.sft import SftPipeline
 from roll.platform.allocator import give_back_each_minute, keep_freed_memory
 from roll.platform.collector import calm_collector
+from roll.platform.logs import setup_logging
 
 logger = logging.getLogger(__name__)
 

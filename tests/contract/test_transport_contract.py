@@ -162,7 +162,7 @@ def test_any_sizes_survive_any_bucket_size_and_number_of_senders(
         f"layers.{i // 3}.mlp.t{i}.weight": torch.arange(a * b).reshape(a, b).to(kinds[i % 4])
         for i, (a, b) in enumerate(rows)
     }
-    channel = open_channel(kind, num_senders=senders, bucket_bytes=bucket_bytes, timeout_s=3)
+    channel = open_channel(kind, num_senders=senders, bucket_bytes=bucket_bytes)
     reports, [(got, checksum)] = push(channel, tensors, shared_out(tensors, senders))
     assert_same(got, tensors)
     assert checksum == reports[0].checksum

@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 
-from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import Apart, dispatch_of
 from roll.distributed.on_ray.bundle_host import Bundle, BundleHost, SentCall
@@ -27,6 +26,7 @@ from roll.distributed.processes.reaper import start_reaper
 from roll.distributed.remote_values import Packed
 from roll.distributed.worker import Worker
 from roll.platform.allocator import give_back_each_minute
+from roll.platform.logs import setup_logging
 from roll.platform.machine import free_port
 
 WATCH_GROUP = "watch"
