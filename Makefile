@@ -28,7 +28,7 @@ quickstart: setup  ## Install, make a tiny model, train it by RL.
 
 setup: $(STAMP)  ## A virtual environment with everything in it.
 
-$(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt)
+$(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt requirements/*/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "roll needs Python 3.11 or newer, $(PYTHON) is %d.%d; say make PYTHON=python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
