@@ -43,6 +43,8 @@ class Ranks:
 
     async def update_weight_version(self, version: str) -> None: ...
 
+    async def reset_encoder_cache(self) -> None: ...
+
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         if self._cached:
             raise Exception(CACHED[-1]["error"])

@@ -106,7 +106,7 @@ class Pushes:
     async def _replace(
         self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, part: Part
     ) -> LoadReport:
-        """Pause requests, push, drop the KV cache, resume; abort requests if weights are broken."""
+        """Pause requests, push, drop the caches, resume; abort requests if weights are broken."""
         pause = len(self._running) > 0 or self._outsiders
         if pause and not self._paused:
             await engine.pause_generation(mode="keep", clear_cache=False)
@@ -117,6 +117,10 @@ class Pushes:
             report = self._judge(answers, version, part)
             with self._breaking(part):  # else new weights could have an old version or KV cache
                 await engine.update_weight_version(str(version))
+                # A push clears the workers' embeddings of pictures, but the scheduler still counts
+                # on them: the next request with a known picture would end the engine. The reset of
+                # the KV cache schedules running requests anew, so it comes second.
+                await engine.reset_encoder_cache()
                 await engine.reset_prefix_cache(reset_running_requests=pause)
             self._broken.pop(part, None)
             self.version = version
