@@ -97,7 +97,8 @@ def remaining_request(
     """
     count = len(written)
     sampling = request.sampling
-    return GenerateRequest(
+    return replace(
+        request,
         id=f"{request.id}~{sibling}.{count}",
         prompt_tokens=(*request.prompt_tokens, *written.tokens),
         sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - count),
