@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError, failure
 from roll.strategy.serving.report import numbers_of
+from roll.strategy.vllm.worker_side.names import renaming
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive
@@ -104,6 +105,7 @@ class AdapterLoader:
             PEFTHelper(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=[]),
             device="cpu",
             dtype=manager.lora_config.lora_dtype,
+            weights_mapper=renaming(manager.model),
         )
         manager.remove_adapter(ADAPTER_ID)
         manager.add_adapter(lora)
@@ -156,7 +158,8 @@ def _check_modules(manifest: Manifest, manager: Any) -> None:
     known = set(manager.modules)
     for packed, parts in manager.packed_modules.items():
         known |= {packed, *parts}
-    modules = {parse_fine_tuned_lora_name(meta.name)[0] for meta in manifest.tensors}
+    mapper = renaming(manager.model)
+    modules = {parse_fine_tuned_lora_name(meta.name, mapper)[0] for meta in manifest.tensors}
     if unknown := sorted(modules - known):
         raise WeightSyncError(
             f"the engine's model has no module {unknown[0]!r} that takes an adapter "

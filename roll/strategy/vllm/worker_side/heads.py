@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.strategy.vllm.worker_side.names import ModulePaths
 from roll.weight_sync.manifest import TensorMeta
 
 
@@ -24,10 +25,11 @@ class EmbeddingMemory:
 
     def __init__(self, model: nn.Module) -> None:
         self._rows = dict(_plain_rows(model))
+        self._path_of = ModulePaths(model)
 
     def __call__(self, meta: TensorMeta) -> Tensor | None:
         """Return the memory for a tensor; None if vLLM's reload must load the tensor."""
-        rows = self._rows.get(meta.name)
+        rows = self._rows.get(self._path_of(meta.name))
         fits = rows is not None and (tuple(rows.shape), rows.dtype) == (
             meta.shape,
             meta.torch_dtype,
@@ -53,7 +55,7 @@ def repack_heads(model: nn.Module) -> None:
 
 
 def _plain_rows(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, rows without padding) of each layer that can be written to."""
+    """Yield (path of the weight, rows without padding) of each layer that can be written to."""
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
     for path, layer in _vocabulary_layers(model, heads=False):

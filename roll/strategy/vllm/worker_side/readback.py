@@ -8,7 +8,7 @@ wrong element always shows, up to rounding). Vectors are compared directly.
 
 The check covers linear layers, embeddings, heads, norms and, in expert_probes.py, fused experts. It
 does not cover tensors of other modules, parameters other than `weight` (biases), and layers whose
-tensors have other names in the checkpoint than in vLLM.
+tensors vLLM renames in other ways than those of names.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from roll.strategy.vllm.worker_side.expert_probes import ExpertProbes
+from roll.strategy.vllm.worker_side.names import ModulePaths
 from roll.strategy.vllm.worker_side.probing import asking, compare, probe
 
 
 class Probes:
-    """Expected answer of each received tensor, by name, collected while tensors arrive.
+    """Expected answer of each received tensor, by vLLM's path, collected while tensors arrive.
 
     The answer of a matrix is its product with its probe, float32 `[out]`; the answer of a vector is
     the vector itself.
@@ -35,10 +36,16 @@ class Probes:
 
     def __init__(self, model: nn.Module) -> None:
         self.answers: dict[str, Tensor] = {}
+        self._path_of = ModulePaths(model)
         self.experts = ExpertProbes(model)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Store the answer of a received tensor; none if it has three axes or more."""
+        """Store the answer of a received tensor; none if it has three axes or more.
+
+        Args:
+            name: name of the tensor in the checkpoint.
+        """
+        name = self._path_of(name)
         if self.experts.add(name, tensor):
             return
         if tensor.dim() == 2:
@@ -80,8 +87,8 @@ def _answer(
         expected: answers of the received tensors; a head that is not among them is tied.
 
     Returns:
-        The checkpoint names of the layer's tensors, the answer, and the rows of the tensors that it
-        belongs to.
+        The paths of the layer's tensors, before vLLM stacks them; the answer; and the rows of the
+        tensors that it belongs to.
 
     Raises:
         WeightSyncError: the layer failed.
@@ -102,7 +109,7 @@ def _answer(
     if isinstance(module, VocabParallelEmbedding):
         if isinstance(module, ParallelLMHead):
             if name not in expected:  # the head is tied to the embedding
-                name = "model.embed_tokens.weight"
+                name = f"{path.removesuffix('lm_head')}model.embed_tokens.weight"
             # Computed by the head's kernel, which has a packed copy beside the shared weight.
             answer = _ask(path, module, probe(module.embedding_dim, module.weight.device))
         else:
@@ -116,8 +123,8 @@ def _answer(
 
 
 def _source_names(model: Any, path: str) -> list[str]:
-    """Return the checkpoint names of the weights, without biases, that a linear layer of vLLM
-    holds, in the order in which it stacks their rows."""
+    """Return the paths of the weights, without biases, that a linear layer of vLLM holds, before it
+    stacks them, in the order in which it stacks their rows."""
     parent, _, leaf = path.rpartition(".")
     parts = model.packed_modules_mapping.get(leaf, [leaf])
     return [f"{parent}.{part}.weight" for part in parts]
