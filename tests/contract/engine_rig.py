@@ -15,13 +15,19 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from roll.config.sections.engine_options import EndpointConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
 from roll.core.completion import Completion
+from roll.core.pictures import Pictures
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.platform.machine import free_port
 from roll.strategy.backend_setup import EngineSetup
@@ -32,6 +38,7 @@ from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import new_channel
+from tests.vision_models import SeenRow, oracle_logprobs
 
 R = TypeVar("R")
 PROMPT = (5, 17, 9, 30, 22, 8)
@@ -46,6 +53,8 @@ SPEC = WorkerSpec(
     seed=0,
     platform="cpu",
 )
+SEEN_WITHIN = 1e-5
+"""Largest difference of log-probs after pictures, in float32."""
 _ids = itertools.count()
 
 
@@ -115,10 +124,11 @@ def request(
     seed: int | None = 7,
     tokens: int = 24,
     temperature: float = 1.0,
+    pictures: Pictures | None = None,
     **sampling: Any,
 ) -> GenerateRequest:
     params = SamplingParams(temperature=temperature, max_new_tokens=tokens, **sampling)
-    return GenerateRequest(f"request-{next(_ids)}", prompt, params, n, seed)
+    return GenerateRequest(f"request-{next(_ids)}", prompt, params, n, seed, pictures)
 
 
 def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
@@ -170,6 +180,15 @@ def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: 
     assert (found - expected).abs().max() < 1e-4
 
 
+def assert_sees(
+    completion: Completion, row: SeenRow, oracle: PreTrainedModel, temperature: float = 1
+) -> None:
+    """The log-probs are those of the model's own pass over the pictures of the row."""
+    expected = oracle_logprobs(oracle, row, completion.tokens.tolist(), temperature)
+    found = torch.tensor(completion.logprobs, dtype=torch.float64)
+    assert (found - expected).abs().max() < SEEN_WITHIN
+
+
 def assert_agrees_by_version(completion: Completion, models: Mapping[int, PreTrainedModel]) -> None:
     """Each token with the model of its version, which has read all tokens before it."""
     assert set(completion.versions) == set(models)
@@ -193,6 +212,8 @@ def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any
     else:
         settings = {"endpoint": EndpointConfig(port=port)} | options
         engine = VllmEngine(VllmConfig(**settings), setup)
-    rig = Rig(kind, engine, port, loop, AutoModelForCausalLM.from_pretrained(path))
+    sees = "vision_config" in AutoConfig.from_pretrained(path).sub_configs
+    factory = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    rig = Rig(kind, engine, port, loop, factory.from_pretrained(path))
     rig.run(engine.start())
     return rig

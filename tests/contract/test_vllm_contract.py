@@ -17,22 +17,26 @@ from tests.contract.engine_rig import (
     PROMPT,
     assert_agrees,
     assert_agrees_by_version,
+    assert_sees,
     request,
     shake,
     start,
     weights_of,
 )
 from tests.tiny import save_tiny_model
+from tests.vision_models import save_vision_model, seen_row
 
 
-def adapter_of(model: PreTrainedModel, rank: int, seed: int) -> list[tuple[str, Tensor]]:
-    """PEFT's names and shapes, for one layer of each kind."""
+def adapter_of(
+    model: PreTrainedModel, rank: int, seed: int, inside: str = "model"
+) -> list[tuple[str, Tensor]]:
+    """PEFT's names and shapes, for one layer of each kind of the language model at this path."""
     g = torch.Generator().manual_seed(seed)
     tensors = []
     for path in ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.1.mlp.up_proj"):
-        rows, columns = model.get_submodule(f"model.{path}").weight.shape
+        rows, columns = model.get_submodule(f"{inside}.{path}").weight.shape
         for part, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
-            name = f"base_model.model.model.{path}.{part}.weight"
+            name = f"base_model.model.{inside}.{path}.{part}.weight"
             tensors.append((name, torch.randn(shape, generator=g) * 0.2))
     return tensors
 
@@ -79,6 +83,29 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_over_pushes_and_adapt
         shake(rig.oracle, seed=2)
         rig.push(weights_of(rig.oracle), receivers=2)
         assert_agrees(rig.generate(n=2)[0], merged(rig.oracle, adapter, 16.0))
+    finally:
+        rig.run(rig.engine.close())
+
+
+@pytest.mark.slow
+def test_two_ranks_see_pictures_with_an_adapter_on_the_language_model(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path, row = save_vision_model(tmp_path, "qwen3_vl"), seen_row("qwen3_vl", ((2, 3), (3, 2)))
+    rig = start("vllm", path, loop, tp=2, max_lora_rank=8, endpoint=None)
+    try:
+        models = [rig.oracle]
+        for push in ("none", "weights", "adapter"):
+            if push == "weights":
+                shake(rig.oracle, seed=1)
+                rig.push(weights_of(rig.oracle), receivers=2)
+            elif push == "adapter":
+                adapter = adapter_of(rig.oracle, 8, seed=2, inside="model.language_model")
+                rig.push(adapter, receivers=2, alpha=16.0)
+                models.append(merged(rig.oracle, adapter, 16.0))
+            asked = request(prompt=row.tokens, pictures=row.pictures, n=2, ignore_eos=True)
+            for completion in rig.run(rig.engine.generate(asked)):
+                assert_sees(completion, row, models[-1])
     finally:
         rig.run(rig.engine.close())
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from roll.core.completion import (
     LOGPROB_TYPE,
@@ -26,15 +26,8 @@ from roll.core.completion import (
 )
 from roll.core.types import GenerateRequest
 from roll.strategy.hf.grammar import Matcher, restrict
+from roll.strategy.hf.passes import Weights
 from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """A model's weights between two pushes. A KV cache is valid for one such object only."""
-
-    model: PreTrainedModel
-    version: int
 
 
 @dataclass(slots=True)
@@ -141,18 +134,18 @@ class Decoding:
 
     def _forward(self, weights: Weights) -> Tensor:
         """Compute the logits `[N, V]` of the next token of each running sibling."""
-        model = weights.model
+        pictures = self.request.pictures
         if self._cache is not None and self._cached_for is weights:
-            return _logits(model, self._last_N[:, None], self._cache)
-        cache = DynamicCache(config=model.config)
+            return weights.read_next(self._last_N, pictures, self._cache)
+        cache = DynamicCache(config=weights.model.config)
         prompt = list(self.request.prompt_tokens)
         written = [self.siblings[index].tokens for index in self._live]
         if written[0]:  # these tokens were generated with other weights
             inputs_NT = torch.tensor([[*prompt, *tokens] for tokens in written])
-            logits_NV = _logits(model, inputs_NT, cache)
+            logits_NV = weights.read(inputs_NT, pictures, cache)
         else:
             inputs_NT = torch.tensor([prompt])
-            logits_NV = _logits(model, inputs_NT, cache).expand(len(written), -1)
+            logits_NV = weights.read(inputs_NT, pictures, cache).expand(len(written), -1)
             cache.batch_repeat_interleave(len(written))
         self._cache, self._cached_for = cache, weights
         self._prefilled = inputs_NT.numel()
@@ -182,13 +175,6 @@ class Decoding:
             if any(stop in text for stop in sampling.stop):
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(sibling.tokens) >= self._limit else FinishReason.ABORT
-
-
-def _logits(model: PreTrainedModel, inputs_NT: Tensor, cache: DynamicCache) -> Tensor:
-    """Compute the logits `[N, V]` of the last position and append the inputs to `cache`."""
-    output = model(input_ids=inputs_NT.to(model.device), past_key_values=cache, logits_to_keep=1)
-    logits_NV: Tensor = output.logits[:, -1]
-    return logits_NV
 
 
 def _generator(seed: int | None, index: int) -> torch.Generator:

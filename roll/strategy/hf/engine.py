@@ -23,11 +23,14 @@ from roll.core.completion import Completion
 from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
+from roll.models.vision.tower import find_tower
 from roll.strategy.backend_setup import EngineSetup
-from roll.strategy.hf.decoding import Decoding, Weights
+from roll.strategy.hf.decoding import Decoding
 from roll.strategy.hf.grammar import Grammars, Matcher
 from roll.strategy.hf.memory import WeightMemory
+from roll.strategy.hf.passes import Weights
 from roll.strategy.interfaces import LoadReport
+from roll.strategy.serving.pictures import PictureReader
 from roll.strategy.serving.progress import Progress
 from roll.strategy.serving.report import numbers_of
 from roll.weight_sync.channel import Channel
@@ -50,8 +53,9 @@ class HfEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         """Thread for all work on the model, done in order; the event loop is never blocked."""
         self._running: dict[str, Decoding] = {}
-        self._compiling: set[str] = set()
-        """Ids of the requests whose grammar is compiled."""
+        self._pictures = PictureReader(setup.model)
+        self._preparing: set[str] = set()
+        """Ids of the requests whose pictures are fetched, and whose grammar is compiled."""
         self._aborted_early: set[str] = set()
         """Ids of those of them that were aborted meanwhile."""
         self._progress = Progress()
@@ -75,7 +79,7 @@ class HfEngine:
                 f"the engine takes fewer than {self._max_model_len}"
             )
         limit = min(request.sampling.max_new_tokens, room)
-        matchers = await self._matchers(request)
+        request, matchers = await self._prepare(request)
         decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos, matchers=matchers)
         if request.id in self._aborted_early:
             decoding.end()
@@ -92,24 +96,32 @@ class HfEngine:
             del self._running[request.id]
             self._progress.end(request.id, completions)
 
-    async def _matchers(self, request: GenerateRequest) -> list[Matcher]:
-        """Return the grammar of each sibling; an empty list if the request has none."""
+    async def _prepare(self, request: GenerateRequest) -> tuple[GenerateRequest, list[Matcher]]:
+        """Fetch the pictures of a request, and compile its grammar.
+
+        Returns:
+            The request with its pictures here, and a grammar for each sibling, or none at all.
+        """
         schema = request.sampling.json_schema
-        if schema is None:
-            return []
-        self._compiling.add(request.id)
+        if schema is None and request.pictures is None:
+            return request, []
+        self._preparing.add(request.id)
         try:
-            return await self._run(self._grammars.matchers, schema, request.n, self._eos)
+            request = await self._pictures.fetch(request)
+            if schema is None:
+                return request, []
+            work = self._run(self._grammars.matchers, schema, request.n, self._eos)
+            return request, await work
         except BaseException:
             self._aborted_early.discard(request.id)
             raise
         finally:
-            self._compiling.discard(request.id)
+            self._preparing.discard(request.id)
 
     async def abort(self, request_id: str) -> None:
         if decoding := self._running.get(request_id):
             decoding.end()
-        elif request_id in self._compiling:
+        elif request_id in self._preparing:
             self._aborted_early.add(request_id)
 
     async def heartbeat(self) -> Heartbeat:
@@ -167,7 +179,7 @@ class HfEngine:
         them."""
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._config)
         model = load_causal_lm(self._config, dtype=self._dtype).eval()
-        self._weights = Weights(model, version=0)
+        self._weights = Weights(model, 0, find_tower(model, self._config))
         self._memory = WeightMemory(model)
         self._move("cuda" if self._spec.platform == "cuda" else "cpu")
         self._eos = eos_ids(model, self._tokenizer)

@@ -88,6 +88,18 @@ class SglangEngine:
         self._watch.begin(processes)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """Generate the completions of a request; see `InferenceStrategy.generate`.
+
+        Raises:
+            EngineError: also if the request has pictures. SGLang's log-probs after pictures are not
+                those of the trainer in all families, and its embeddings of pictures outlive a push
+                of weights.
+        """
+        if request.pictures is not None:
+            raise EngineError(
+                f"request {request.id!r} has pictures, and with SGLang their log-probs would not "
+                "be those of the trainer; take the engine vllm or hf"
+            )
         call = self._calls.call(Replica.generate, request)
         try:
             return await self._ask(call)

@@ -8,6 +8,7 @@ from roll.config.sections.engine_options import NgramSpeculationConfig, Speculat
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
 from roll.strategy.vllm.compat import cpu_arguments
+from roll.strategy.vllm.pictures import PICTURE_ARGUMENTS
 
 
 def engine_arguments(
@@ -36,6 +37,7 @@ def engine_arguments(
         "worker_extension_cls": "roll.strategy.vllm.worker_side.worker.RollWorker",
         "disable_log_stats": True,
         "seed": seed,
+        **PICTURE_ARGUMENTS,
     }
     if config.processes > 1:
         # By default vLLM notices that this process is in a Ray placement group and starts its ranks

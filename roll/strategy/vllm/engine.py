@@ -26,6 +26,7 @@ from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint
 from roll.strategy.interfaces import LoadReport
+from roll.strategy.serving.pictures import PictureReader
 from roll.strategy.serving.processes import CAUSE_S, DeathWatch, new_children
 from roll.strategy.serving.progress import Progress
 from roll.strategy.serving.sleep import SleepState
@@ -38,6 +39,7 @@ from roll.strategy.vllm.compat import (
     shut_down,
 )
 from roll.strategy.vllm.endpoint import Endpoint
+from roll.strategy.vllm.pictures import engine_prompt
 from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.supported_arguments import check_arguments
 from roll.strategy.vllm.translate import (
@@ -73,6 +75,7 @@ class VllmEngine:
         self._progress = Progress()
         self._prefilled_tokens = 0
         self._aborted: set[str] = set()
+        self._pictures = PictureReader(setup.model)
         self._endpoint = None
         if config.endpoint is not None:
             self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
@@ -131,6 +134,7 @@ class VllmEngine:
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
         try:
+            request = await self._pictures.fetch(request)
             await self._ask(self._pushes.enter())
             if request.id in self._aborted:
                 return [NOTHING_YET] * request.n
@@ -279,9 +283,8 @@ class VllmEngine:
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
         """Run a request in vLLM to its end; return its completions in the order of siblings."""
-        from vllm.inputs import tokens_input
-
-        prompt = tokens_input(list(request.prompt_tokens))
+        pictures = self._pictures.divide(request.pictures)
+        prompt = engine_prompt(self._engine.model_config, request.prompt_tokens, pictures)
         params = sampling_params(request)
         last: Any = None
         adapter = lora_request() if self._config.max_lora_rank else None

@@ -36,6 +36,7 @@ RESERVED_ARGUMENTS = {
     "worker_cls": "",
     "enable_sleep_mode": "",
     "disable_log_stats": "",
+    "mm_device_do_normalize": "",
     "distributed_executor_backend": "",
 }
 """Arguments that a user may not set; see `ours` of `check_engine_args`."""
