@@ -78,13 +78,13 @@ class Family:
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
 _INTERLEAVED = {**_ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
-_QWEN3_TOWER = {
+_QWEN3_5_TOWER = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "out_hidden_size": 128,
     "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0],
 }
+_QWEN3_TOWER = {**_QWEN3_5_TOWER, "deepstack_visual_indexes": [0]}
 FAMILIES = {
     "qwen2_vl": Family({"embed_dim": 64, "hidden_size": 128}, _ROPE, "Qwen2VLVideoProcessor"),
     "qwen2_5_vl": Family(
@@ -112,6 +112,21 @@ FAMILIES = {
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 48,
+        },
+    ),
+    "qwen3_5": Family(
+        _QWEN3_5_TOWER,
+        {**_INTERLEAVED, "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25},
+        "Qwen3VLVideoProcessor",
+        _HALF,
+        16,
+        {
+            "head_dim": 64,  # vLLM has no smaller ones for it
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
         },
     ),
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from roll.config.sections.model import ModelConfig
@@ -29,7 +30,8 @@ class Checkpoint:
     """Shape of each tensor of the checkpoint, by Hugging Face name."""
     optional: frozenset[str]
     """Names that a push may leave out: second names of another tensor (tied weights), and tensors
-    that no training backend trains. The latter keep the values that the engine loaded."""
+    that no training backend trains, or only one that loads the vision tower beside the language
+    model. The latter keep the values that the engine loaded."""
 
 
 def read_checkpoint(model: ModelConfig) -> Checkpoint:
@@ -46,8 +48,10 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
         shapes |= _shapes(file)
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     text = config.get_text_config()
-    tied = frozenset({"lm_head.weight"}) if text.tie_word_embeddings else frozenset()
-    return Checkpoint(shapes, tied | {name for name in shapes if is_untrained(name, text)})
+    tied = frozenset({"lm_head.weight"}) if _is_tied(config) else frozenset()
+    unread = _unread_by_language_model(config)
+    untrained = {name for name in shapes if is_untrained(name, text) or unread(name)}
+    return Checkpoint(shapes, tied | untrained)
 
 
 def is_untrained(name: str, config: PreTrainedConfig) -> bool:
@@ -66,6 +70,29 @@ def is_untrained(name: str, config: PreTrainedConfig) -> bool:
     further = config.to_dict().get("num_nextn_predict_layers") or 0
     beyond = int(layer[1]) - config.num_hidden_layers if layer else -1
     return 0 <= beyond < further
+
+
+def _is_tied(config: PreTrainedConfig) -> bool:
+    """Return whether the head is the embedding. A model that reads pictures says so in its own
+    config; some files say it in that of the language model."""
+    return any(
+        part.to_dict().get("tie_word_embeddings", False)
+        for part in (config, config.get_text_config())
+    )
+
+
+def _unread_by_language_model(config: PreTrainedConfig) -> Callable[[str], bool]:
+    """Return a function that tells the tensors of a checkpoint with several parts (a vision tower,
+    a language model) that transformers leaves out when it loads the language model alone.
+
+    A run on text alone trains the language model alone if transformers has a class for it, such as
+    that of Qwen3.5. Then the engine keeps the tower that it loaded.
+    """
+    parted = config.get_text_config() is not config
+    language_model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) if parted else None
+    patterns = language_model._keys_to_ignore_on_load_unexpected if language_model else None
+    unread = [re.compile(pattern) for pattern in patterns or ()]
+    return lambda name: any(pattern.search(name) for pattern in unread)
 
 
 def folder_of(model: ModelConfig) -> Path:
