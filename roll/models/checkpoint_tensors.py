@@ -54,8 +54,8 @@ class CheckpointLayout:
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Mapping[str, torch.Size]) -> None:
-        self._model = model
         empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        self._model: Any = _WholeModel(model, empty)
         traced = {name: _Traced.of(name, tensor) for name, tensor in empty.items()}
         storages = {tensor.untyped_storage()._cdata: name for name, tensor in empty.items()}
         found: dict[frozenset[str], list[SavedTensor]] = {}
@@ -134,6 +134,25 @@ def copy_into_model(
         places = (wanted[here] - begin).to(target.device)
         target[places] = value.reshape(-1)[here.to(value.device)].to(target)
         begin += len(target)
+
+
+class _WholeModel:
+    """A model whose parameters have their whole shapes, also where a rank holds parts of them.
+
+    Some conversions transpose a tensor if its shape is not that of the model's parameter. ZeRO-3
+    leaves parameters without elements.
+    """
+
+    def __init__(self, model: PreTrainedModel, whole: Mapping[str, Tensor]) -> None:
+        self._model = model
+        self._whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_parameter(self, name: str) -> Tensor:
+        """Return a parameter, without values if its whole shape is known."""
+        return self._whole[name] if name in self._whole else self._model.get_parameter(name)
 
 
 class _Traced(Tensor):
