@@ -37,6 +37,7 @@ RESERVED_ARGUMENTS = {
     "enable_sleep_mode": "",
     "disable_log_stats": "",
     "mm_device_do_normalize": "",
+    "mm_processor_cache_gb": "",
     "distributed_executor_backend": "",
 }
 """Arguments that a user may not set; see `ours` of `check_engine_args`."""
