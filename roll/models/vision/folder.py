@@ -20,7 +20,7 @@ PROCESSOR_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class VisionPart:
-    """How a model cuts, normalises and merges patches."""
+    """Settings by which a model cuts, normalises and merges patches."""
 
     placeholder: int
     """Id of the token that stands for a merged patch of a picture."""

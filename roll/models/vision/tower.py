@@ -45,8 +45,8 @@ class Tower:
 
     @cached_property
     def part(self) -> VisionPart:
-        """What the model's folder says; ConfigError: it has no image processor. Read when the first
-        picture comes, as a folder may be used for text alone."""
+        """Settings of the model's folder; ConfigError: it has no image processor. Read when the
+        first picture comes, as a folder may be used for text alone."""
         return folder.read(self._config, self._model.config)
 
     def inputs(
