@@ -104,8 +104,11 @@ def _answer(
         columns = module.input_size
         if isinstance(module, RowParallelLinear) and module.input_size_per_partition != columns:
             return None  # holds all rows, but only some columns
+        names = _source_names(model, path)
+        if not all(source in expected for source in names):
+            return None  # such as a convolution, which cannot be asked like a matrix
         vector = probe(columns, next(module.parameters()).device)
-        return _source_names(model, path), _ask(path, module, vector), slice(None)
+        return names, _ask(path, module, vector), slice(None)
     if isinstance(module, VocabParallelEmbedding):
         if isinstance(module, ParallelLMHead):
             if name not in expected:  # the head is tied to the embedding
