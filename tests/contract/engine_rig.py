@@ -200,9 +200,16 @@ def assert_agrees_by_version(completion: Completion, models: Mapping[int, PreTra
     assert (found - expected).abs().max() < 1e-4
 
 
-def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any) -> Rig:
+def start(
+    kind: str,
+    path: Path,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    dtype: str = "float32",
+    **options: Any,
+) -> Rig:
     model = ModelConfig(path=str(path))
-    setup = EngineSetup(spec=SPEC, model=model, dtype="float32", max_model_len=512)
+    setup = EngineSetup(spec=SPEC, model=model, dtype=dtype, max_model_len=512)
     engine: InferenceStrategy
     port = free_port()
     if kind == "hf":

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.core.errors import EngineError, WeightSyncError
@@ -19,6 +20,7 @@ from tests.contract.engine_rig import (
     assert_agrees_by_version,
     assert_sees,
     request,
+    rescore,
     shake,
     start,
     weights_of,
@@ -106,6 +108,36 @@ def test_two_ranks_see_pictures_with_an_adapter_on_the_language_model(
             asked = request(prompt=row.tokens, pictures=row.pictures, n=2, ignore_eos=True)
             for completion in rig.run(rig.engine.generate(asked)):
                 assert_sees(completion, row, models[-1])
+    finally:
+        rig.run(rig.engine.close())
+
+
+@pytest.mark.slow
+def test_a_language_model_is_pushed_alone_to_an_engine_that_has_its_tower_as_well(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    """Qwen3.5; vLLM computes its linear attention in bfloat16 only, and its prefix cache needs
+    chunks of prompts, which seeded requests cannot have without a GPU."""
+    path = save_vision_model(tmp_path / "whole", "qwen3_5")
+    rig = start("vllm", path, loop, dtype="bfloat16", prefix_caching=False, endpoint=None)
+    try:
+        alone = AutoModelForCausalLM.from_pretrained(path)
+        loaded = copy.deepcopy(alone)
+        for push in (False, True):
+            if push:
+                shake(alone, seed=1)
+                alone.save_pretrained(tmp_path / "alone")
+                tensors = load_file(tmp_path / "alone" / "model.safetensors")
+                assert not any("visual" in name for name in tensors)
+                rig.push([(name, tensor.bfloat16()) for name, tensor in tensors.items()])
+            (completion,) = rig.generate(ignore_eos=True)
+            found = torch.tensor(completion.logprobs, dtype=torch.float64)
+            apart, stale = (
+                (found - rescore(model, PROMPT, completion.tokens)).abs().mean()
+                for model in (alone, loaded)
+            )
+            assert apart < 0.03
+            assert stale > 0.1 or not push
     finally:
         rig.run(rig.engine.close())
 
