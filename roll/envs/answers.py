@@ -21,7 +21,7 @@ def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
     return tuple(answer)
 
 
-def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers and bools of `info`, for metrics."""
     found = {}
     for key, value in info.items():
@@ -31,7 +31,7 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def state(info: Mapping[str, Any]) -> str:
+def state_of(info: Mapping[str, Any]) -> str:
     """Return the name of the state in `info`; empty if there is none."""
     state = info.get("state")
     return "" if state is None else str(state)

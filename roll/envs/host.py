@@ -20,7 +20,7 @@ from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
-from roll.envs.answers import NEW_CONTEXT, numbers, state, unpacked
+from roll.envs.answers import NEW_CONTEXT, numbers_of, state_of, unpacked
 from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
@@ -54,7 +54,7 @@ class Observed:
     """Numbers of `info`."""
     state: str = ""
     """Name of the state that the next turn begins in; empty if the environment names none."""
-    branch: int = 0
+    row: int = 0
     """Number of the row in which the next turn is written. The tokens continue it; or they begin
     it, if it is new."""
     follows: int | None = None
@@ -295,8 +295,8 @@ class EnvHost:
             tokens,
             text,
             prompt_end=self.turns.prompt_end(),
-            info=numbers(info),
-            state=state(info),
+            info=numbers_of(info),
+            state=state_of(info),
             seat=running.seats.current,
         )
 
@@ -365,9 +365,9 @@ class EnvHost:
             reward=value,
             terminated=bool(terminated),
             truncated=bool(truncated),
-            info=numbers(info),
-            state=state(info),
-            branch=seats.row,
+            info=numbers_of(info),
+            state=state_of(info),
+            row=seats.row,
             follows=follows,
             seat=seats.current,
             rewards=rewards,

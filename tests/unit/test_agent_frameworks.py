@@ -30,7 +30,7 @@ def code_agent(task: AgentTask) -> float:
 def test_openai_agents_continue_a_conversation() -> None:
     first, second, last = played(openai_agent, "4", "yes")
     assert "2+2" in text(first)
-    assert (second.branch, text(second)) == (0, "<user>sure?<assistant>")
+    assert (second.row, text(second)) == (0, "<user>sure?<assistant>")
     assert last.reward == 1.0
 
 
@@ -39,6 +39,6 @@ def test_smolagents_rewrites_what_was_said_so_each_turn_is_a_conversation() -> N
     answer = "Thought: done\n<code>\nfinal_answer(x)\n</code>"
     first, second, last = played(code_agent, code, answer)
     assert "</code>" in first.stop
-    assert (first.branch, second.branch) == (0, 1)
+    assert (first.row, second.row) == (0, 1)
     assert "4" in text(second)
     assert last.reward == 1.0

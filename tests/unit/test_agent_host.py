@@ -86,8 +86,8 @@ def test_requests_are_turns_and_what_follows_an_answer_continues_it() -> None:
         return {"reward": float(second == "yes"), "asked": 2, "name": "x"}
 
     first, second, last = played(agent, "4", "yes")
-    assert (text(first), first.branch) == ("<user>2+2<assistant>", 0)
-    assert (text(second), second.branch) == ("<user>sure?<assistant>", 0)
+    assert (text(first), first.row) == ("<user>2+2<assistant>", 0)
+    assert (text(second), second.row) == ("<user>sure?<assistant>", 0)
     assert (last.reward, last.terminated, dict(last.info)) == (1.0, True, {"asked": 2.0})
 
 
@@ -112,7 +112,7 @@ def test_what_extends_no_conversation_begins_another() -> None:
         return 1.0
 
     seen = played(agent, "a", "b", "c", "d", "e")
-    assert [one.branch for one in seen[:-1]] == [0, 1, 0, 2, 3]
+    assert [one.row for one in seen[:-1]] == [0, 1, 0, 2, 3]
     assert text(seen[2]) == "<user>go on<assistant>"
     assert text(seen[3]) == "<user>plan<assistant>rewritten<user>go on<assistant>"
 

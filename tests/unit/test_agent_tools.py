@@ -62,7 +62,7 @@ def test_openai_agents_run_the_calls_and_continue_the_conversation(
 ) -> None:
     first, second, last = played(openai_agent(kind), said, "21")
     assert "add" in text(first)
-    assert (second.branch, text(second)) == (0, "21<assistant>")
+    assert (second.row, text(second)) == (0, "21<assistant>")
     assert (last.reward, dict(last.info)) == (1.0, {"tool_calls": 1.0, "malformed": 0.0})
 
 
@@ -70,7 +70,7 @@ def test_openai_agents_run_the_calls_and_continue_the_conversation(
 def test_several_calls_of_a_turn_are_run_together(kind: type[Any]) -> None:
     other = CALL.replace("17", "1")
     _, second, last = played(openai_agent(kind), f"{CALL}\n{other}", "21")
-    assert second.branch == 0
+    assert second.row == 0
     assert text(second) == "215<assistant>"
     assert (last.reward, last.info["tool_calls"]) == (1.0, 2.0)
 
@@ -86,7 +86,7 @@ def test_streams_have_calls_too(kind: type[Any]) -> None:
         return float(stream.final_output == "21")
 
     _, second, last = played(run, f"I add. {CALL}", "21")
-    assert (second.branch, last.reward) == (0, 1.0)
+    assert (second.row, last.reward) == (0, 1.0)
 
 
 class Adding(Tool):

@@ -257,7 +257,7 @@ class AgentHost:
             tokens,
             text,
             prompt_end=running.prompt_end,
-            branch=running.rows[number],
+            row=running.rows[number],
             follows=follows,
             stop=request.stop,
             max_new_tokens=request.max_new_tokens,

@@ -213,7 +213,7 @@ class Episodes:
         clock = asyncio.get_running_loop().time
         ends_s = clock() + (config.episode_timeout_s or math.inf)
         for number in range(config.max_turns):
-            current = played[heard.branch]
+            current = played[heard.row]
             room = self.max_tokens - current.length
             limit = min(sampling.max_new_tokens, room, heard.max_new_tokens or room)
             request = GenerateRequest(
@@ -248,8 +248,8 @@ class Episodes:
         Raises:
             EnvironmentFailedError: a new conversation has no room for a turn.
         """
-        if heard.branch < len(played):
-            continued = played[heard.branch]
+        if heard.row < len(played):
+            continued = played[heard.row]
             if continued.length + len(heard.tokens) >= self.max_tokens:
                 return False
             continued.heard(heard)
