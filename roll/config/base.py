@@ -18,3 +18,11 @@ class Config(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    def changed(self, *names: str) -> list[str]:
+        """Return which of these settings differ from their defaults.
+
+        Rules ask this, and not what the file names: `config.yaml` of a run names every setting.
+        """
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default()]

@@ -9,7 +9,6 @@ from roll.config.algorithm import Need
 from roll.config.checks.common import raise_if_any
 from roll.config.checks.rlvr import policy_problems
 from roll.config.errors import nearest
-from roll.config.sections.data import DataConfig
 
 
 def check_agentic(config: AgenticBase) -> None:
@@ -60,9 +59,7 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
                     f"{', '.join(environment.tags)} (tags of the sources: "
                     f"{', '.join(sorted(used))})"
                 )
-    # The default is no choice of the user: `config.yaml` of a run names every setting.
-    unset = DataConfig.model_fields["max_prompt_tokens"].default
-    if config.data.max_prompt_tokens != unset:
+    if config.data.changed("max_prompt_tokens"):
         yield (
             "data.max_prompt_tokens: an episode has one limit for all that is said in it; set "
             "data.max_episode_tokens"

@@ -130,11 +130,11 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
         name: key of the role `role`, for the message.
     """
     strategy = role.strategy
-    attention = (role.model or config.train_model).attention
+    model = role.model or config.train_model
+    attention = model.attention
     where = f"{name}.model" if f"{name}.model" in config.models else "model"
     if isinstance(strategy, MegatronConfig):
-        unset = attention == ModelConfig.model_fields["attention"].default
-        if not unset and not _in_transformers(config, role.model or config.train_model):
+        if model.changed("attention") and not _in_transformers(config, model):
             yield (
                 f"{where}.attention: {attention} is a kernel of Hugging Face models, and {name} is "
                 "of kind: megatron, which has its own; leave attention out"

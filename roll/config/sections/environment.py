@@ -12,11 +12,6 @@ from roll.config.sections.data import DataConfig, SourceConfig
 from roll.config.sections.lifecycle import ValidationConfig
 
 
-def _default(config: Config, name: str) -> Any:
-    """Return the default of a setting."""
-    return type(config).model_fields[name].default
-
-
 class EnvironmentConfig(Config):
     """Environment, and the workers that host its episodes."""
 
@@ -118,8 +113,7 @@ class EnvironmentConfig(Config):
             raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
         if self.agent is not None and self.last_word:
             raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
-        # Defaults are no choice of the user: `config.yaml` of a run names every setting.
-        if self.agent is None and self.tool_format != _default(self, "tool_format"):
+        if self.agent is None and self.changed("tool_format"):
             raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
         if self.agent is not None and self.seats > 1:
             raise ValueError("`seats` is for `env`, whose `info` says whose turn it is; drop it")
@@ -127,7 +121,7 @@ class EnvironmentConfig(Config):
             raise ValueError("`trained_seats: one` goes with several `seats`; drop it")
         if self.agent is not None and (self.adapter or self.process or self.python):
             raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
-        if self.agent is not None and self.concurrency != _default(self, "concurrency"):
+        if self.agent is not None and self.changed("concurrency"):
             raise ValueError(
                 "`concurrency` is for `env`: an agent runs from its first request to its last, and "
                 "no number of them is held back; drop it"
@@ -177,8 +171,7 @@ class TaskSource(SourceConfig):
                 "`system` is put before prompts, and in an episode the environment says all that "
                 "the policy reads; let it say this, too, and drop `system`"
             )
-        of_files = ("format", "subset", "split", "limit", "made_by", "columns")
-        set_too = [name for name in of_files if getattr(self, name) != _default(self, name)]
+        set_too = self.changed("format", "subset", "split", "limit", "made_by", "columns")
         if self.seeds is not None and set_too:
             raise ValueError(f"`{set_too[0]}` is for a file of tasks, not for `seeds`; drop it")
         last = self.first_seed + (self.seeds or 1) - 1

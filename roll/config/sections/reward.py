@@ -175,6 +175,5 @@ class RewardConfig(Config):
         """Raise ValueError if a reward that has no such limits is given a `timeout_s`,
         `queue_timeout_s` or `concurrency` other than the default; `why` is a part of the
         message."""
-        for key in ("timeout_s", "queue_timeout_s", "concurrency"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"`{key}` concerns functions and classes; {why}. Drop `{key}`")
+        for key in self.changed("timeout_s", "queue_timeout_s", "concurrency"):
+            raise ValueError(f"`{key}` concerns functions and classes; {why}. Drop `{key}`")
