@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import FinishReason
-from roll.core.types import GenerateRequest, SamplingParams
+from roll.core.types import GenerateRequest
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.host import AgentHost
-from roll.rollout.episodes.episodes import Episodes
-from roll.rollout.episodes.failed import FailedEpisodes
-from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
 from roll.rollout.types import Group, ScoredSample
+from tests.episodes import Writer, played
 from tests.unit.test_agent_host import ask, user
 from tests.unit.test_contexts import TASK, Told, check_rows, encoded, rendered, text
-from tests.unit.test_episodes import Writer
-from tests.unit.test_tool_episodes import OneHost
 from tests.unit.test_turns import turns_of
 
 
@@ -43,23 +38,7 @@ def play(
         return written, FinishReason.STOP
 
     async def run() -> Group:
-        host = AgentHost("p", config, agent, turns)
-        episodes = Episodes(
-            fleet=Fleet([Replica(0, Writer(answer), 64)]),
-            decode=lambda tokens: str(turns.tokenizer.decode(list(tokens))),
-            hosts={"p": OneHost(host, config, name="p")},
-            failed=FailedEpisodes({"p": 0.0}),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=1000),
-            tag_sampling={},
-            max_tokens=100_000,
-            samples_per_prompt=1,
-            seed=0,
-            request_timeout_s=60.0,
-        )
-        try:
-            return await episodes.run(TASK)
-        finally:
-            await host.shut()
+        return await played(Writer(answer), AgentHost("p", config, agent, turns), TASK)
 
     (one,) = asyncio.run(asyncio.wait_for(run(), 30)).samples
     return one, told

@@ -16,24 +16,19 @@ from roll.config import load_config
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, FinishReason
 from roll.core.errors import ConfigError
-from roll.core.types import GenerateRequest, Message, Prompt, SamplingParams
+from roll.core.types import GenerateRequest, Message, Prompt
 from roll.data.chat.turns import Turns
 from roll.envs.contexts import rewrites_turns
 from roll.envs.host import EnvHost
 from roll.rewards.thinking import opened_thought
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
-from roll.rollout.episodes.episodes import Episodes
-from roll.rollout.episodes.failed import FailedEpisodes
-from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
 from roll.rollout.rows import with_rows_of_branches
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask, ScoredSample
+from tests.episodes import Writer, played
 from tests.pipelines.test_agentic import task as task_file
 from tests.unit.test_chat_templates import NAMES
-from tests.unit.test_episodes import Writer
-from tests.unit.test_tool_episodes import OneHost
 from tests.unit.test_turns import turns_of
 
 TEMPLATES = ["deepseek_v3_1", "glm_4_5", "qwen3", "qwen3_thinking_2507"]
@@ -121,22 +116,10 @@ def play(name: str, plays: Sequence[Play], **options: Any) -> tuple[list[ScoredS
 
     async def run() -> Group:
         host = EnvHost("p", config, lambda: Script(plays), turns)
-        episodes = Episodes(
-            fleet=Fleet([Replica(0, Writer(answer), 64)]),
-            decode=lambda tokens: str(turns.tokenizer.decode(list(tokens))),
-            hosts={"p": OneHost(host, config, name="p")},
-            failed=FailedEpisodes({"p": 0.0}),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=1000),
-            tag_sampling={},
-            max_tokens=max_tokens,
-            samples_per_prompt=config.seats,
-            seed=0,
-            request_timeout_s=60.0,
+        samples = config.seats
+        return await played(
+            Writer(answer), host, TASK, max_tokens=max_tokens, samples_per_prompt=samples
         )
-        try:
-            return await episodes.run(TASK)
-        finally:
-            await host.shut()
 
     return list(asyncio.run(run()).samples), told
 

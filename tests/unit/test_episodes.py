@@ -7,7 +7,7 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,42 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.completion import NOBODY, Completion, FinishReason, VersionRuns
+from roll.core.completion import NOBODY, Completion, FinishReason
 from roll.core.errors import EngineDiedError, EnvironmentFailedError
-from roll.core.types import GenerateRequest, Heartbeat, Prompt, Sample, SamplingParams
+from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.envs.host import Observed
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
-from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
 from roll.rollout.types import Group, GroupTask, ScoredSample
+from tests.episodes import Writer, episodes
 
 OPENING, END = array("i", [50, 51]), 1
 TASK = GroupTask(Prompt("lake:3", (), "", "", "lake", {"seed": 3}), step=5)
-
-
-@dataclass
-class Writer:
-    """Engine whose answers a test writes: tokens, and why they ended, of each request."""
-
-    answer: Callable[[GenerateRequest], tuple[list[int], FinishReason]]
-    requests: list[GenerateRequest] = field(default_factory=list)
-    version: int = 7
-
-    async def generate(self, request: GenerateRequest) -> list[Completion]:
-        self.requests.append(replace(request, prompt_tokens=tuple(request.prompt_tokens)))
-        await asyncio.sleep(0)
-        tokens, finish = self.answer(request)
-        runs = VersionRuns.of_tokens([self.version] * len(tokens))
-        text = " ".join(map(str, tokens))
-        return [Completion.of(tokens, [-0.25] * len(tokens), runs, finish).with_text(text)]
-
-    async def abort(self, request_id: str) -> None: ...
-
-    async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.version, 0, 0, {})
 
 
 @dataclass
@@ -106,19 +84,10 @@ def stops(*tokens: int) -> Callable[[GenerateRequest], tuple[list[int], FinishRe
 
 
 def play(writer: Writer, hosts: ScriptedHosts, **options: Any) -> Group:
-    settings: dict[str, Any] = {
-        "fleet": Fleet([Replica(0, writer, 64)]),
-        "decode": lambda tokens: " ".join(map(str, tokens)),
-        "hosts": {"lake": hosts},
-        "failed": FailedEpisodes({"lake": 0.5}),
-        "sampling": SamplingParams(temperature=1.0, max_new_tokens=8),
-        "tag_sampling": {},
-        "max_tokens": 100,
-        "samples_per_prompt": 1,
-        "seed": 0,
-        "request_timeout_s": 60.0,
-    }
-    return asyncio.run(Episodes(**(settings | options)).run(TASK))
+    settings: dict[str, Any] = {"failed": FailedEpisodes({"lake": 0.5}), "max_tokens": 100}
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=8)
+    settings |= {"sampling": sampling, **options}
+    return asyncio.run(episodes(writer, hosts, **settings).run(TASK))
 
 
 def three_turns(episode: str, turn: int, action: str) -> Observed:
@@ -284,7 +253,6 @@ def test_thoughts_are_hidden_from_the_environment_unless_it_may_see_them() -> No
         config = EnvironmentConfig.model_validate({"env": "x", "thoughts": thoughts})
         hosts = ScriptedHosts(lambda *_: over(), config)
         writer = Writer(stops(9))
-        episodes = {"decode": lambda tokens: "<think>a</think> left"}
         original = writer.generate
 
         async def without_text(request: GenerateRequest, made: Any = original) -> list[Completion]:
@@ -292,7 +260,7 @@ def test_thoughts_are_hidden_from_the_environment_unless_it_may_see_them() -> No
             return [Completion.of(found.tokens, found.logprobs, found.versions, found.finish)]
 
         writer.generate = without_text  # type: ignore[method-assign]
-        play(writer, hosts, **episodes)
+        play(writer, hosts, decode=lambda tokens: "<think>a</think> left")
         assert list(hosts.heard.values()) == [[(seen, END)]]
 
 
@@ -312,19 +280,8 @@ def test_a_cancelled_group_leaves_no_episode_open() -> None:
             async def abort(self, request_id: str) -> None:
                 never.set()
 
-        episodes = Episodes(
-            fleet=Fleet([Replica(0, Stuck(stops(9)), 64)]),
-            decode=str,
-            hosts={"lake": hosts},
-            failed=FailedEpisodes({"lake": 0.5}),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=8),
-            tag_sampling={},
-            max_tokens=100,
-            samples_per_prompt=3,
-            seed=0,
-            request_timeout_s=60.0,
-        )
-        task = asyncio.ensure_future(episodes.run(TASK))
+        producer = episodes(Stuck(stops(9)), hosts, samples_per_prompt=3)
+        task = asyncio.ensure_future(producer.run(TASK))
         for _ in range(30):
             await asyncio.sleep(0)
         task.cancel()

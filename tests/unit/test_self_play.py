@@ -20,17 +20,12 @@ from roll.envs.contract import check_env
 from roll.envs.host import EnvHost
 from roll.envs.seats import Seats
 from roll.rollout.assemble import assemble
-from roll.rollout.episodes.episodes import Episodes
-from roll.rollout.episodes.failed import FailedEpisodes
-from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask, ScoredSample
+from tests.episodes import Writer, played
 from tests.pipelines.test_agentic import task as task_file
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of
-from tests.unit.test_episodes import Writer
-from tests.unit.test_tool_episodes import OneHost
 
 END = 1
 WON_BY_FIRST = "5 1 3 2 7"
@@ -96,25 +91,16 @@ def episodes(moves: str, make: Any = None, samples: int = 2, **config: Any) -> G
 
     async def play() -> Group:
         host = EnvHost("pair", settings, make or (lambda: SelfPlay(rules=False)), turns)
-        group = Episodes(
-            fleet=Fleet([Replica(0, Writer(answer), 64)]),
-            decode=lambda tokens: char_tokenizer().decode(list(tokens)),
-            hosts={"pair": OneHost(host, settings, name="pair")},
-            failed=FailedEpisodes({"pair": 0.0}),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=8),
-            tag_sampling={},
+        task = GroupTask(Prompt("pair:3", (), "", "", "pair", {"seed": 3}), 0)
+        sampling = SamplingParams(temperature=1.0, max_new_tokens=8)
+        return await played(
+            Writer(answer),
+            host,
+            task,
+            sampling=sampling,
             max_tokens=1000,
             samples_per_prompt=samples,
-            seed=0,
-            request_timeout_s=60.0,
         )
-        try:
-            decoded = await group.run(
-                GroupTask(Prompt("pair:3", (), "", "", "pair", {"seed": 3}), 0)
-            )
-        finally:
-            await host.shut()
-        return decoded
 
     def as_text(one: ScoredSample) -> ScoredSample:
         text = char_tokenizer().decode(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,44 +10,15 @@ import pytest
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, FinishReason
 from roll.core.errors import ConfigError, EnvironmentFailedError
-from roll.core.types import GenerateRequest, Prompt, SamplingParams
-from roll.data.tasks import options_of
-from roll.envs.agents.host import AgentHost
-from roll.envs.host import EnvHost, Observed
+from roll.core.types import GenerateRequest, Prompt
+from roll.envs.host import EnvHost
 from roll.envs.loading import load_env
-from roll.rollout.episodes.episodes import Episodes
-from roll.rollout.episodes.failed import FailedEpisodes
-from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
 from roll.rollout.types import Group, GroupTask, ScoredSample
-from tests.unit.test_episodes import Writer
+from tests.episodes import Writer, played
 from tests.unit.test_tool_turns import CALLS, encoded, turns_of
 
 TASK = GroupTask(Prompt("q:0", (), "What is 17 + 4?", "21", "q"), step=0)
 ANSWERS = {"gpt_oss": "<|channel|>final<|message|>21"}
-
-
-@dataclass
-class OneHost:
-    """One host of environments or agents in this process."""
-
-    host: EnvHost | AgentHost
-    config: EnvironmentConfig
-    name: str = "q"
-
-    async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
-        return await self.host.open(episode, seed, options_of(prompt))
-
-    async def act(
-        self,
-        episode: str,
-        action: str | array[int],
-        last: int | None,
-        wrote: array[int] | None = None,
-    ) -> Observed:
-        return await self.host.act(episode, action, last, wrote)
-
-    def close(self, episode: str) -> None: ...
 
 
 def add(a: int, b: int) -> int:
@@ -80,22 +49,7 @@ def answered(name: str, **options: Any) -> tuple[ScoredSample, Writer, list[list
 
     async def play() -> Group:
         host = EnvHost("q", config, load_env("q", config), turns)
-        episodes = Episodes(
-            fleet=Fleet([Replica(0, writer, 64)]),
-            decode=lambda tokens: turns.tokenizer.decode(list(tokens), skip_special_tokens=True),
-            hosts={"q": OneHost(host, config)},
-            failed=FailedEpisodes({"q": 0.0}),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=1000),
-            tag_sampling={},
-            max_tokens=20_000,
-            samples_per_prompt=1,
-            seed=0,
-            request_timeout_s=60.0,
-        )
-        try:
-            return await episodes.run(TASK)
-        finally:
-            await host.shut()
+        return await played(writer, host, TASK, max_tokens=20_000)
 
     (one,) = asyncio.run(play()).samples
     return one, writer, turn_tokens
