@@ -13,7 +13,8 @@ from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.types import GenerateRequest, Heartbeat, Prompt, SamplingParams
 from roll.data.tasks import options_of
 from roll.envs.agents.host import AgentHost
-from roll.envs.host import EnvHost, Observed
+from roll.envs.host import EnvHost
+from roll.envs.observed import Observed
 from roll.rollout.episodes.episodes import Episodes, Hosts
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.fleet.fleet import Fleet

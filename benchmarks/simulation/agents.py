@@ -19,7 +19,7 @@ from roll.core.errors import EnvironmentFailedError
 from roll.core.types import GenerateRequest, Heartbeat, Prompt, SamplingParams
 from roll.data.datasets import Dataset, Source
 from roll.data.mixing import Sampler
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.budget import Budget
 from roll.rollout.episodes.episodes import Episodes

@@ -18,7 +18,7 @@ from roll.core.errors import EnvironmentFailedError, RollError, WorkerLostError
 from roll.core.types import Prompt
 from roll.data.tasks import options_of
 from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.rollout.rpc_batching import BatchedCalls
 from roll.runtime.run_data import RunData
 from roll.workers.environment import EnvWorker

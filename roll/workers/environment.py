@@ -20,7 +20,8 @@ from roll.core.types import WorkerSpec
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.turns import Turns
 from roll.distributed.worker import Worker
-from roll.envs.host import EnvHost, Observed
+from roll.envs.host import EnvHost
+from roll.envs.observed import Observed
 from roll.envs.loading import load_agent, load_env
 from roll.models.load import load_tokenizer
 

@@ -25,7 +25,7 @@ from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.host import AgentHost
 from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.agents.responses import request_of
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of
 

@@ -14,7 +14,7 @@ from roll.config.sections.roles import Role
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.runtime.environments import ClusterHosts
 from roll.workers.environment import EnvWorker
 from tests.fakes import prompt

@@ -14,7 +14,8 @@ from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
-from roll.envs.host import EnvHost, Observed
+from roll.envs.host import EnvHost
+from roll.envs.observed import Observed
 from roll.envs.loading import load_env
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of

@@ -18,7 +18,7 @@ from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, Completion, FinishReason
 from roll.core.errors import EngineDiedError, EnvironmentFailedError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
 from roll.rollout.episodes.failed import FailedEpisodes

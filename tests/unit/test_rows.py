@@ -30,7 +30,7 @@ from roll.config.sections.environment import EnvironmentConfig
 from roll.core.batches import RolloutBatch
 from roll.core.completion import NOBODY, Completion, FinishReason, VersionRuns, Written
 from roll.core.types import Prompt, Sample
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.pipeline.updates import updates
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense

@@ -20,8 +20,9 @@ from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.api import Action, Hearing, messages_of
-from roll.envs.host import EnvHost, Observed
+from roll.envs.host import EnvHost
 from roll.envs.loading import load_env
+from roll.envs.observed import Observed
 from roll.envs.tools.environment import Tools
 from roll.envs.tools.mcp_servers import close_shared
 from tests.unit.test_chat_templates import byte_tokenizer, settings_of

@@ -33,7 +33,7 @@ from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.api import finite
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.envs.tools.formats.api import Format
 from roll.envs.tools.formats.loading import FORMATS, check_marks
 

@@ -21,7 +21,7 @@ from roll.core.errors import EnvironmentFailedError
 from roll.core.step_rewards import weighted_sum
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import seed_of
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 from roll.rewards.thinking import final_text
 from roll.rollout.async_utils import first_done
 from roll.rollout.episodes.failed import FailedEpisodes

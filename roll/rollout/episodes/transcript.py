@@ -15,7 +15,7 @@ from roll.core.completion import (
     Written,
 )
 from roll.core.types import Prompt, Sample, Turn
-from roll.envs.host import Observed
+from roll.envs.observed import Observed
 
 
 @dataclass
