@@ -77,6 +77,8 @@ class EnvHost:
     _running: dict[str, _Episode] = field(default_factory=dict, init=False)
     _opening: dict[str, bool] = field(default_factory=dict, init=False)
     """Whether each episode that begins just now is still wanted."""
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    """Ends of environments that were made too late."""
     _threads: DaemonThreads = field(init=False)
     _loop: LoopThread | None = field(default=None, init=False)
     """Event loop of environments with `async` methods."""
@@ -108,7 +110,9 @@ class EnvHost:
         async def begin() -> tuple[_Episode, Any]:
             """Make the environment and tell it the tokenizer if it wants it; return the episode,
             and the answer of `reset`."""
-            env = await self._call("making the environment", self.make, limit_s)
+            env = await self._call(
+                "making the environment", self.make, limit_s, late=self._close_soon()
+            )
             made = self._running[episode] = _Episode(env, Seats(self.config.seats))
             self._require_wanted(episode)
             if isinstance(env, ToldEnv):
@@ -189,21 +193,46 @@ class EnvHost:
         running = self._running.pop(episode, None)
         if running is None:
             return
+        await self._close(running.env)
+
+    async def _close(self, env: Env) -> None:
+        """Close an environment; log what goes wrong there."""
         try:
-            await self._call("close", running.env.close, CLOSE_TIMEOUT_S)
+            await self._call("close", env.close, CLOSE_TIMEOUT_S)
         except EnvironmentFailedError as error:
             logger.warning("%s", error)
+
+    def _close_soon(self) -> Callable[[Env], None]:
+        """Return a function for other threads that has an environment closed."""
+        loop = asyncio.get_running_loop()
+
+        def begin(env: Env) -> None:
+            task = loop.create_task(self._close(env))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+        def close(env: Env) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and this process will
+                loop.call_soon_threadsafe(begin, env)
+
+        return close
 
     async def shut(self) -> None:
         """Close all environments."""
         await asyncio.gather(*(self._end(episode) for episode in list(self._running)))
+        await asyncio.gather(*self._closing)
         self._threads.close()
         if self._loop is not None:
             with suppress(Exception):
                 self._loop.close()
 
     async def _call(
-        self, what: str, call: Callable[[], Any], limit_s: float, of: Any = None
+        self,
+        what: str,
+        call: Callable[[], Any],
+        limit_s: float,
+        of: Any = None,
+        late: Callable[[Any], None] | None = None,
     ) -> Any:
         """Run a plain call in a thread, or an `async` one on the loop of such environments.
 
@@ -212,6 +241,7 @@ class EnvHost:
             call: function that does it.
             limit_s: time limit in seconds.
             of: method that `call` calls; by default `call` itself.
+            late: function for the result of a plain call that comes too late.
 
         Raises:
             EnvironmentFailedError: the call raised an exception, or did not end in time.
@@ -222,7 +252,7 @@ class EnvHost:
                 if self._loop is None:
                     self._loop = LoopThread(f"env-{self.name}", cancel_timeout_s=0.2)
                 return await run_bounded(self._loop, partial(_awaited, call, name), limit_s)
-            return await self._threads.run(call, limit_s)
+            return await self._threads.run(call, limit_s, late=late)
         except (TimeoutError, BlockedLoopError, TooManyHungError) as error:
             why = f" ({error})" if str(error) else ""
             raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None

@@ -15,8 +15,8 @@ from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.host import EnvHost
-from roll.envs.observed import Observed
 from roll.envs.loading import load_env
+from roll.envs.observed import Observed
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of
 
@@ -263,6 +263,26 @@ def test_an_episode_that_is_given_up_while_it_begins_leaves_no_environment(stage
     refused = ended if stage == "make" else ended[1:]
     assert all("was ended before it began" in str(one) for one in refused)
     assert order == (["close"] if stage == "make" else ["reset", "close"])
+
+
+@pytest.mark.parametrize("kind", [Echo, Waiting])
+def test_an_environment_that_is_made_too_late_is_closed(kind: type[Echo]) -> None:
+    let_go, env = threading.Event(), kind()
+
+    def make() -> Echo:
+        let_go.wait(10)
+        return env
+
+    async def work(host: EnvHost) -> None:
+        with pytest.raises(EnvironmentFailedError, match=r"making the .* within 0\.05 s"):
+            await host.open("e", 1, {})
+        assert not env.closed
+        let_go.set()
+        while not env.closed:
+            await asyncio.sleep(0.001)
+
+    played(work, make, reset_timeout_s=0.05)
+    assert env.closed == 1
 
 
 def test_no_more_calls_run_at_once_than_allowed() -> None:

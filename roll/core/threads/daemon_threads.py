@@ -36,11 +36,22 @@ class DaemonThreads:
         self._hung = 0  # threads whose call exceeded its time limit and has not returned since
         self._closed = False
 
-    async def run(self, function: Callable[[], Any], timeout_s: float | None) -> Any:
+    async def run(
+        self,
+        function: Callable[[], Any],
+        timeout_s: float | None,
+        *,
+        late: Callable[[Any], None] | None = None,
+    ) -> Any:
         """Run `function()` in a thread and return its result.
 
-        The number of calls at once is not limited here; the caller must limit it. A `timeout_s` of
-        None sets no time limit.
+        The number of calls at once is not limited here; the caller must limit it.
+
+        Args:
+            function: function to run.
+            timeout_s: time limit in seconds; None sets none.
+            late: function called with a result that comes after the time limit, in the thread. It
+                must not raise.
 
         Raises:
             TimeoutError: the function took longer than `timeout_s`; its thread is abandoned.
@@ -48,17 +59,17 @@ class DaemonThreads:
         """
         if self._hung >= self._max_hung:
             raise TooManyHungError(f"{self._hung} calls have not returned")
-        job = _Job(function)
+        job = _Job(function, late)
         self._submit(job)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job.future), timeout_s)
         except TimeoutError:
             with self._lock:
-                # The function may itself raise TimeoutError, or end at this very moment.
-                if not job.ended:
-                    job.abandoned = True
-                    self._hung += 1
-            raise
+                job.abandoned = not job.ended
+                self._hung += job.abandoned
+            if job.abandoned:
+                raise
+            return job.outcome()  # it ended at this very moment, or raised TimeoutError itself
 
     def close(self) -> None:
         """Let the idle threads end; busy threads end after their call."""
@@ -81,18 +92,14 @@ class DaemonThreads:
         """Run jobs from the thread's queue until None comes or the threads are closed; between
         jobs, wait as an idle thread."""
         while (job := jobs.get()) is not None:
-            result, error = None, None
-            try:
-                result = job.function()
-            except BaseException as raised:  # noqa: BLE001 - the thread boundary: the caller raises it
-                error = raised
+            job.work()
             with self._lock:
                 job.ended = True
                 self._hung -= job.abandoned
                 closed = self._closed
                 if not closed:
                     self._idle.append(jobs)
-            job.finish(result, error)
+            job.finish()
             if closed:
                 return
 
@@ -100,16 +107,34 @@ class DaemonThreads:
 class _Job:
     """Call of a function in a thread, with the future of its result."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[], Any], late: Callable[[Any], None] | None) -> None:
         self.future: Future[Any] = Future()
         self.ended = False
         self.abandoned = False
+        self._function, self._late = function, late
+        self._result: Any = None
+        self._error: BaseException | None = None
 
-    def finish(self, result: Any, error: BaseException | None) -> None:
-        """Set the error, or without one the result, unless the caller has cancelled."""
+    def work(self) -> None:
+        """Run the function, and keep its result or error."""
+        try:
+            self._result = self._function()
+        except BaseException as raised:  # noqa: BLE001 - the thread boundary: the caller raises it
+            self._error = raised
+
+    def outcome(self) -> Any:
+        """Return the result of the function that has run, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def finish(self) -> None:
+        """Set the error, or without one the result, unless the caller has cancelled. Pass a result
+        on to `late` that the caller has given up."""
+        if self.abandoned and self._error is None and self._late is not None:
+            self._late(self._result)
         if self.future.set_running_or_notify_cancel():
-            if error is not None:
-                self.future.set_exception(error)
+            if self._error is not None:
+                self.future.set_exception(self._error)
             else:
-                self.future.set_result(result)
+                self.future.set_result(self._result)
