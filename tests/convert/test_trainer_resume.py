@@ -179,6 +179,52 @@ def test_a_model_that_rank_0_cannot_write_fails_on_all_ranks(
     assert list(tmp_path.glob(".*")) == []
 
 
+class SpoilMetrics(StopRequest):
+    """As if something took the place of the file in the course of the first step."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__()
+
+    @property
+    def made(self) -> bool:
+        """Asked once a step."""
+        if dist.get_rank() == 0 and self._path.is_file():
+            self._path.unlink()
+            self._path.mkdir()
+        return False
+
+    @made.setter
+    def made(self, heard: bool) -> None: ...
+
+
+def without_metrics(run: Settings) -> tuple[str, int]:
+    """Why a run ends, and after how many steps."""
+    from mcore_adapter.train.processes import joined
+    from mcore_adapter.train.setup import prepare
+
+    with joined(run.layout.sizes, run.seed) as device:
+        made = prepare(run, device)
+        with pytest.raises(ConversionError) as error:
+            made.to_the_end(SpoilMetrics(run.output / "metrics.jsonl"))
+        return str(error.value), made.done
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_metrics_that_rank_0_cannot_write_end_the_run_on_all_ranks(
+    steps: int, tmp_path: Path
+) -> None:
+    model, rows = trainable(tmp_path, "qwen3_tied"), write_rows(tmp_path / "rows", chat_rows(24))
+    run = settings(model, rows, tmp_path / "out", resume="auto")
+    metrics = run.output / "metrics.jsonl"
+    if steps == 0:
+        metrics.mkdir(parents=True)
+    first, second = run_ranks(without_metrics, 2, run, timeout_s=60)
+    assert first == second
+    assert first[0].startswith(f"rank 0 cannot write {metrics}: ")
+    assert first[1] == steps
+
+
 def test_a_large_model_is_written_in_several_files(tmp_path: Path) -> None:
     model, target = trainable(tmp_path, "qwen3_tied"), tmp_path / "target"
     run_ranks(in_several_files, 2, model, target)

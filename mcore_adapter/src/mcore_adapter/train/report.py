@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mcore_adapter.shared_results import gather_results
+
 Metrics = Mapping[str, float]
 """Values of metrics, by name."""
 
 
 class Report:
-    """Progress report of a run.
+    """Progress report of a run. Making it, `step` and `validation` are collectives: if rank 0 cannot
+    write, all ranks raise ConversionError, so that none waits for it.
 
     Args:
         path: file for the lines of JSON. Lines of steps that will be repeated are removed from it.
@@ -40,10 +43,7 @@ class Report:
             disable=not (speaks and self._console.is_terminal),
         )
         self._task = self._bar.add_task("", total=num_steps, completed=first_step)
-        if speaks:
-            lines = path.read_text().splitlines() if path.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= first_step > 0]
-            path.write_text("".join(f"{line}\n" for line in kept))
+        self._on_file(lambda: _keep(path, first_step))
 
     @contextmanager
     def shown(self) -> Iterator[Report]:
@@ -79,8 +79,22 @@ class Report:
         values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"step {done}/{self._num_steps}  validation: {values}")
 
-    def _write(self, line: Mapping[str, float]) -> None:
-        """Append a line of JSON with the present time to the file, on rank 0 only."""
-        if self._speaks:
+    def _write(self, line: Metrics) -> None:
+        """Append a line of JSON with the present time to the file, on rank 0 only. Collective."""
+
+        def append() -> None:
             with self._path.open("a") as file:
                 file.write(json.dumps({**line, "time": time.time()}) + "\n")
+
+        self._on_file(append)
+
+    def _on_file(self, work: Callable[[], None]) -> None:
+        """Do some work on the file, on rank 0 only; all ranks raise its error. Collective."""
+        gather_results(work if self._speaks else lambda: None, str(self._path))
+
+
+def _keep(path: Path, steps: int) -> None:
+    """Write the file anew, with its lines of the first `steps` steps; without steps, none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= steps > 0]
+    path.write_text("".join(f"{line}\n" for line in kept))
