@@ -29,6 +29,8 @@ class Writer:
     answer: Callable[[GenerateRequest], tuple[list[int], FinishReason]]
     requests: list[GenerateRequest] = field(default_factory=list)
     version: int = 7
+    logprob: Callable[[GenerateRequest], float] = lambda request: -0.25
+    """Log-prob of each token of an answer."""
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         self.requests.append(replace(request, prompt_tokens=tuple(request.prompt_tokens)))
@@ -36,7 +38,8 @@ class Writer:
         tokens, finish = self.answer(request)
         runs = VersionRuns.of_tokens([self.version] * len(tokens))
         text = " ".join(map(str, tokens))
-        return [Completion.of(tokens, [-0.25] * len(tokens), runs, finish).with_text(text)]
+        logprobs = [self.logprob(request)] * len(tokens)
+        return [Completion.of(tokens, logprobs, runs, finish).with_text(text)]
 
     async def abort(self, request_id: str) -> None: ...
 

@@ -136,18 +136,32 @@ def make_episode(
 
         return loop.run_until_complete(wait()) if inspect.isawaitable(answer) else answer
 
-    def play(task: tuple[int, Mapping[str, Any]]) -> str:
+    def play(task: tuple[int, Mapping[str, Any]]) -> tuple[str, Any]:
         """Reset an environment, do one step with an empty action and close it; return the first
-        observation as text."""
+        observation as text, and what the step returned without its `info`."""
         seed, options = task
         env = make()
         said, _ = finished(env.reset(seed=seed, options=dict(options)))
         try:
-            _, reward, terminated, truncated, _ = finished(env.step(""))
-            float(reward), bool(terminated), bool(truncated)
+            answer, reward, terminated, truncated, _ = finished(env.step(""))
+            ended = (float(reward), bool(terminated), bool(truncated))
         finally:
             closing: Any = env.close
             finished(closing())
-        return "\n".join(message.content for message in messages_of(said))
+        return "\n".join(message.content for message in messages_of(said)), (answer, *ended)
 
-    return play
+    def first_words(task: tuple[int, Mapping[str, Any]]) -> str:
+        """Play a short episode, twice if it is to be replayed; return the first observation.
+
+        Raises:
+            ValueError: the second time the environment answers in another way.
+        """
+        said = play(task)
+        if config.replay and (again := play(task)) != said:
+            raise ValueError(
+                f"`replay` needs the same answers to the same turns, and it said {said!r:.200} and "
+                f"then {again!r:.200}; drop `replay`, or draw everything random from `seed`"
+            )
+        return said[0]
+
+    return first_words

@@ -62,6 +62,7 @@ def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
         "failed": scored.failed,
         "branches": [_sample_to_plain(ScoredSample(one, 0.0), prompt) for one in scored.branches],
         "seat": scored.seat,
+        "shared_tokens": scored.shared_tokens,
         "turns": [[t.begin, t.end, t.reward, t.state, t.row] for t in scored.turns],
         "steps": None
         if scored.steps is None
@@ -111,5 +112,6 @@ def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         turns=turns,
         branches=tuple(_sample_from_plain(one, prompt).sample for one in row.get("branches", ())),
         seat=row.get("seat", 0),
+        shared_tokens=row.get("shared_tokens", 0),
         steps=steps,
     )

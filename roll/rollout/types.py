@@ -35,6 +35,9 @@ class ScoredSample:
     seat: int = 0
     """Player of an episode of several players; samples are compared with those of the same
     player."""
+    shared_tokens: int = 0
+    """Number of its tokens of the policy that were written for another sample of the group, off
+    which it branches."""
     steps: StepRewards | None = None
     """Weighted sum of the rewards of single steps or tokens, beside `reward`; None if there are
     none."""
@@ -111,8 +114,9 @@ class Group:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of tokens that the policy wrote, over all samples."""
-        return sum(row.num_sampled_tokens for one in self.samples for row in one.rows)
+        """Number of tokens that the policy wrote, over all samples; each counts once."""
+        held = sum(row.num_sampled_tokens for one in self.samples for row in one.rows)
+        return held - sum(one.shared_tokens for one in self.samples)
 
 
 RunGroup = Callable[[GroupTask], Coroutine[Any, Any, Group]]

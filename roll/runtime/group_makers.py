@@ -156,5 +156,6 @@ class EpisodeMakers(GroupMakers):
             failed=self._failed[purpose],
             max_tokens=self.config.max_row_tokens,
             score=dict.fromkeys(rewarded, score),
+            branching=purpose is Purpose.TRAINING,
             **self._common(sampling, tag_sampling, samples, purpose, redundant),
         ).run

@@ -107,7 +107,12 @@ def test_an_episode_is_the_sequence_of_what_was_written_and_said() -> None:
     )
     assert one.reward == 1.5
     assert one.by_name == {"lake": 1.5}
-    assert one.parts == {"lake/turns": 3, "lake/truncated": 0, "lake/success": 1}
+    assert one.parts == {
+        "lake/turns": 3,
+        "lake/truncated": 0,
+        "lake/restarts": 0,
+        "lake/success": 1,
+    }
     assert not sample.truncated
     assert [(t.begin, t.end, t.reward) for t in one.turns] == [
         (0, 2, 0.25),

@@ -71,6 +71,7 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
         )
     yield from _held_out(config)
     yield from _players(config)
+    yield from _branching(config)
     yield from _several_rows(config)
 
 
@@ -93,6 +94,19 @@ def _players(config: AgenticBase) -> Iterator[str]:
                     "itself, which says nothing of its skill; validate in an environment of one "
                     "player"
                 )
+
+
+def _branching(config: AgenticBase) -> Iterator[str]:
+    """Yield groups that leave no episode to branch off."""
+    samples = config.data.samples_per_prompt
+    for name, environment in config.environments.items():
+        branching = environment.branching
+        if branching is not None and branching.whole >= samples:
+            yield (
+                f"environments.{name}.branching.whole: {branching.whole} of "
+                f"data.samples_per_prompt = {samples} episodes begin at the beginning, so none is "
+                "left to branch off; lower it, or drop `branching`"
+            )
 
 
 def _several_rows(config: AgenticBase) -> Iterator[str]:

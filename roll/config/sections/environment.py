@@ -12,6 +12,27 @@ from roll.config.sections.data import DataConfig, SourceConfig
 from roll.config.sections.lifecycle import ValidationConfig
 
 
+class BranchingConfig(Config):
+    """Branching of the episodes of a task at uncertain turns (ARPO, arXiv 2507.19849).
+
+    When the first episodes of a task have ended, the others leave them before the turns in which
+    the policy was most uncertain: the environment is replayed up to there, and the policy writes
+    this turn and the next ones anew."""
+
+    whole: int = Field(ge=1)
+    """Number of episodes of a task that are played from the beginning; the others of
+    data.samples_per_prompt branch off. Those for which there is no uncertain turn are played from
+    the beginning, too."""
+    tokens: int = Field(default=20, ge=1)
+    """Number of tokens, from the first of a turn on, whose negative log-probs tell how uncertain
+    the policy is there."""
+    min_rise: float = 0.0
+    """Mean of these, in nats per token, minus that of the first turn of the episode, above which a
+    turn is uncertain."""
+    width: int = Field(default=1, ge=1)
+    """Largest number of episodes that branch off before the same turn."""
+
+
 class EnvironmentConfig(Config):
     """Environment, and the workers that host its episodes."""
 
@@ -77,6 +98,13 @@ class EnvironmentConfig(Config):
     credit: Literal["episode", "turns"] = "episode"
     """Place of the rewards of turns. `episode`: their sum is the reward of the sample. `turns`:
     each belongs to the last token of its turn, as a process reward."""
+    replay: bool = False
+    """Whether the environment answers the same turns of the same seed in the same way, so that an
+    episode can be replayed from its tokens. An episode whose environment fails then goes on behind
+    its last answer, and need not begin again. An environment that answers in another way than
+    before has failed."""
+    branching: BranchingConfig | None = None
+    """Branching of episodes at uncertain turns, in training. Needs `replay: true`."""
     reset_timeout_s: float = Field(default=60.0, gt=0)
     """Time limit for making and resetting an environment, in seconds."""
     step_timeout_s: float = Field(default=30.0, gt=0)
@@ -115,6 +143,8 @@ class EnvironmentConfig(Config):
             raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
         if self.agent is None and self.changed("tool_format"):
             raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
+        if self.agent is not None and self.replay:
+            raise ValueError("`replay` is for `env`: an agent may ask otherwise each time; drop it")
         if self.agent is not None and self.seats > 1:
             raise ValueError("`seats` is for `env`, whose `info` says whose turn it is; drop it")
         if self.trained_seats == "one" and self.seats == 1:
@@ -125,6 +155,21 @@ class EnvironmentConfig(Config):
             raise ValueError(
                 "`concurrency` is for `env`: an agent runs from its first request to its last, and "
                 "no number of them is held back; drop it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _branches_are_replayed(self) -> Self:
+        """Require `replay` for `branching`, and a single player."""
+        if self.branching is not None and not self.replay:
+            raise ValueError(
+                "`branching` replays the environment up to a turn: set `replay: true` if the same "
+                "turns of the same seed get the same answers, or drop `branching`"
+            )
+        if self.branching is not None and self.seats > 1:
+            raise ValueError(
+                "`branching` compares episodes of one player, and `seats` are several; drop one of "
+                "them"
             )
         return self
 

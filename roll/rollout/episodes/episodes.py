@@ -25,6 +25,7 @@ from roll.envs.observed import Observed
 from roll.rewards.thinking import final_text
 from roll.rollout.async_utils import first_done
 from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.episodes.record import Record, branch_points
 from roll.rollout.episodes.results import End, samples_of, samples_of_episode, without_reward
 from roll.rollout.episodes.transcript import Transcript
 from roll.rollout.fleet.fleet import Fleet
@@ -106,7 +107,10 @@ class Episodes:
     score_group: ScoreGroup | None = None
     """Function that adds the rewards that see all episodes of a group."""
     redundant: int = 0
-    """Number of episodes of a group beyond `samples_per_prompt`; those that end first are used."""
+    """Number of episodes of a group beyond `samples_per_prompt`; those that end first are used. If
+    episodes branch, so many in each of the two waves."""
+    branching: bool = False
+    """Whether episodes branch where the environment's `branching` says so."""
 
     async def run(self, task: GroupTask) -> Group:
         """Play and score the episodes of a task.
@@ -118,9 +122,7 @@ class Episodes:
         """
         clock = asyncio.get_running_loop().time
         started_s, prompt = clock(), task.prompt
-        wanted = self.samples_per_prompt // samples_of(self.hosts[prompt.tag].config)
-        each = [self._episode(task, i) for i in range(wanted + self.redundant)]
-        samples = [one for played in await first_done(each, wanted) for one in played]
+        samples = [one for played in await self._all(task) for one in played.samples]
         played_s = clock()
         if prompt.tag in self.score:
             extra = await self.score[prompt.tag]([one.sample for one in samples])
@@ -130,32 +132,62 @@ class Episodes:
         timing = GroupTiming(started_s, played_s, clock())
         return Group(prompt, tuple(samples), task.step, timing)
 
-    async def _episode(self, task: GroupTask, index: int) -> list[ScoredSample]:
-        """Play one episode of a task; return its samples. After a failure of the environment it
-        begins again; after the last try it has no reward."""
+    async def _all(self, task: GroupTask) -> list[_Played]:
+        """Play the episodes of a task: all at once; or first those that others then branch off."""
+        config = self.hosts[task.prompt.tag].config
+        wanted = whole = self.samples_per_prompt // samples_of(config)
+        branching = config.branching if self.branching else None
+        if branching is not None:
+            whole = min(branching.whole, wanted)
+        begun = whole + self.redundant
+        first = await first_done([self._episode(task, i) for i in range(begun)], whole)
+        if branching is None or whole == wanted:
+            return first
+        others = wanted - whole + self.redundant
+        records = [one.record for one in first if one.samples[0].has_reward]
+        # In a thread: the tokens of long episodes take their time.
+        points = await asyncio.to_thread(branch_points, records, branching, others)
+        starts = [records[episode].before(number) for episode, number in points]
+        starts += [None] * (others - len(starts))
+        later = [self._episode(task, begun + i, start) for i, start in enumerate(starts)]
+        return first + await first_done(later, wanted - whole)
+
+    async def _episode(self, task: GroupTask, index: int, start: Record | None = None) -> _Played:
+        """Play one episode of a task. After a failure of the environment it begins again, or is
+        replayed and goes on; after the last try it has no reward.
+
+        Args:
+            index: number of the episode in its group.
+            start: turns of another episode with which it begins.
+        """
         prompt, name = task.prompt, f"{task.group_id}/{index}"
         hosts = self.hosts[prompt.tag]
-        failure = ""
+        failure, record = "", start or Record(name)
         for attempt in range(hosts.config.max_tries):
             try:
-                played = await self._play(hosts, task, name, attempt)
+                played = await self._play(hosts, task, name, attempt, record)
             except EnvironmentFailedError as error:
                 failure = str(error)
                 logger.warning("episode %s failed: %s", name, failure)
             else:
                 self.failed.count(hosts.name, None)
-                return played
+                return _Played(played, record)
+            if hosts.config.replay:
+                record.forget_unanswered()
+            else:
+                record = Record(name)
         self.failed.count(hosts.name, f"episode {name}: {failure}")
-        return without_reward(name, task, hosts.name, hosts.config)
+        return _Played(without_reward(name, task, hosts.name, hosts.config), record)
 
     async def _play(
-        self, hosts: Hosts, task: GroupTask, name: str, attempt: int
+        self, hosts: Hosts, task: GroupTask, name: str, attempt: int, record: Record
     ) -> list[ScoredSample]:
         """Play an episode once, and close its environment; return its samples.
 
         Args:
             name: id of the episode.
             attempt: number of earlier tries of this episode.
+            record: turns that are replayed first; it gets those that follow.
 
         Raises:
             EnvironmentFailedError: the environment failed, or leaves no room for a turn.
@@ -166,11 +198,13 @@ class Episodes:
         try:
             seed = seed_of(prompt, run_seed=self.seed)
             first = await hosts.open(episode, seed, prompt)
+            record.begins(first, hosts.name)
             played = [self._begun(hosts, first)]
-            last, truncated = await self._turns(hosts, episode, played, first, sampling)
+            last, truncated = await self._turns(hosts, episode, played, record, sampling)
         finally:
             hosts.close(episode)
-        end = End(hosts.name, hosts.config, last.info, truncated)
+        shared = (record.shared, record.shared_tokens)
+        end = End(hosts.name, hosts.config, last.info, truncated, attempt, *shared)
         return samples_of_episode(played, end, name, task, seed)
 
     def _begun(
@@ -195,7 +229,7 @@ class Episodes:
         hosts: Hosts,
         episode: str,
         played: list[Transcript],
-        first: Observed,
+        record: Record,
         sampling: SamplingParams,
     ) -> tuple[Observed, bool]:
         """Let policy and environment take turns until the episode ends.
@@ -203,29 +237,30 @@ class Episodes:
         Args:
             episode: name of the open episode.
             played: rows of the episode, of which the first has begun; others are added.
-            first: what the environment said before the first turn.
+            record: how it has begun, and turns that are replayed; it gets those that follow.
             sampling: parameters of each turn.
 
         Returns:
             The last answer of the environment, and whether a limit ended the episode.
         """
-        config, heard = hosts.config, first
+        config, heard = hosts.config, record.first
+        assert heard is not None, "it has begun"
         clock = asyncio.get_running_loop().time
         ends_s = clock() + (config.episode_timeout_s or math.inf)
         for number in range(config.max_turns):
             current = played[heard.row]
             room = self.max_tokens - current.length
             limit = min(sampling.max_new_tokens, room, heard.max_new_tokens or room)
-            request = GenerateRequest(
-                f"{episode}.{number}",
-                current.context(),
-                replace(sampling, max_new_tokens=limit, stop=(*sampling.stop, *heard.stop)),
-                seed=group_seed(self.seed, f"{episode}.{number}"),
-            )
-            (turn,) = await self.fleet.generate(
-                request, session=episode.partition("~")[0], timeout_s=self.request_timeout_s
-            )
-            written = await self._here(turn)
+            if number == len(record.turns):
+                stop = (*sampling.stop, *heard.stop)
+                request = GenerateRequest(
+                    f"{episode}.{number}",
+                    current.context(),
+                    replace(sampling, max_new_tokens=limit, stop=stop),
+                    seed=group_seed(self.seed, f"{episode}.{number}"),
+                )
+                record.turns.append(await self._written(request, record.session))
+            turn, written = record.turns[number], record.turns[number].content.get()
             current.wrote(written, turn.versions, heard.state, number)
             cut = turn.finish is FinishReason.LENGTH
             if cut and (limit == room or config.cut_turn == "end"):
@@ -234,6 +269,7 @@ class Episodes:
             action = _action(written, config, heard.prompt_end)
             wrote = written.tokens if config.history == "fork" else None
             heard = await hosts.act(episode, action, last, wrote)
+            record.answered(number, heard, hosts.name)
             _pay(heard, current, played)
             if heard.over or number == config.max_turns - 1 or clock() >= ends_s:
                 return heard, not heard.terminated
@@ -260,13 +296,25 @@ class Episodes:
         played.append(self._begun(hosts, heard, follows))
         return True
 
-    async def _here(self, turn: Completion) -> Written:
-        """Return the tokens of a turn with their text; fetch them if they are elsewhere."""
+    async def _written(self, request: GenerateRequest, session: str) -> Completion:
+        """Let the policy write a turn; return it with its tokens and their text, which are fetched
+        if they are elsewhere."""
+        (turn,) = await self.fleet.generate(
+            request, session=session, timeout_s=self.request_timeout_s
+        )
         content = turn.content
         written = content if isinstance(content, Written) else await asyncio.to_thread(content.get)
-        if written.text is not None:
-            return written
-        return replace(written, text=self.decode(written.tokens))
+        if written.text is None:
+            written = replace(written, text=self.decode(written.tokens))
+        return replace(turn, content=written)
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """Episode that has ended."""
+
+    samples: list[ScoredSample]
+    record: Record
 
 
 def _action(written: Written, config: EnvironmentConfig, prompt_end: str) -> str | array[int]:

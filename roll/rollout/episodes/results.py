@@ -26,6 +26,12 @@ class End:
     """Numbers of the last `info`."""
     truncated: bool
     """Whether a limit ended the episode."""
+    restarts: int = 0
+    """Number of earlier tries of the episode, whose environments failed."""
+    shared_turns: int = 0
+    """Number of turns that were written in another episode, off which it branches."""
+    shared_tokens: int = 0
+    """Number of tokens of the policy in these turns."""
 
 
 def samples_of(config: EnvironmentConfig) -> int:
@@ -95,7 +101,10 @@ def _scored(
     turns = _turns(rows)
     reward = sum(turn.reward for turn in turns)
     apart = config.credit == "turns"
-    parts = {"turns": float(len(turns)), "truncated": float(end.truncated), **end.info}
+    parts = {"turns": float(len(turns)), "truncated": float(end.truncated)}
+    parts |= {"restarts": float(end.restarts), **end.info}
+    if config.branching is not None:
+        parts["shared_turns"] = float(end.shared_turns)
     if config.agent is not None:
         parts["conversations"] = float(sum(one.follows is None for one in played))
     if config.rows == "turns" or config.history == "fork":
@@ -108,6 +117,7 @@ def _scored(
         turns=turns,
         branches=tuple(branches),
         seat=seat,
+        shared_tokens=end.shared_tokens,
         steps=_steps(rows, turns) if apart else None,
     )
 
