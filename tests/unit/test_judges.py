@@ -16,6 +16,7 @@ from roll.config import RlvrConfig, load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion, FinishReason
+from roll.core.errors import RewardError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Sample, SamplingParams
@@ -24,12 +25,14 @@ from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.local import LocalLauncher
 from roll.rewards.contract import sample_of
 from roll.rewards.judge.mailbox import Mailbox, NoAnswerError
+from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.partial_completions import continuable_part
 from roll.rollout.types import ScoredSample
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.judges import Judges, start_judges
+from roll.runtime.judges import Carrier, Judges, start_judges
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.runtime.reward_workers import start_functions
+from tests.fakes import ScriptedEngine
 from tests.runs import write_task
 from tests.tiny import save_tiny_judge
 
@@ -168,6 +171,32 @@ def test_engines_that_are_all_gone_are_a_failure_of_each_sample(tmp_path: Path) 
         error = rig.score(1).exception(60)
         assert "failed on 1 of the first 1 samples" in str(error)
         assert "EngineError: no inference replica is left" in str(error)
+
+
+def test_a_question_that_takes_too_long_is_aborted(tmp_path: Path) -> None:
+    save_tiny_judge(tmp_path / "judge")
+    config = _config(tmp_path)
+    engine = ScriptedEngine(turns=lambda request: None)
+    with LocalLauncher() as launcher, LoopThread("judges") as loop:
+        rewards = start_functions(config, launcher)
+        router = RewardRouter(rewards, config.reward_weights)
+
+        async def ask() -> None:
+            fleet = Fleet([engine.replica()])
+            carriers = [Carrier(hosted.cluster, fleet, 0.05) for hosted in rewards.values()]
+            for carrier in carriers:
+                await carrier.start()
+            try:
+                await router.score(_samples(1))
+            finally:
+                for carrier in carriers:
+                    await carrier.close()
+
+        router.begin_step({"default": 1})
+        with pytest.raises(RewardError, match=r"made no progress for 0\.05 s"):
+            loop.run(asyncio.wait_for(ask(), 30))
+    assert sorted(engine.aborted) == sorted(engine.seen)
+    assert not engine.running
 
 
 def test_a_question_that_is_too_long_is_a_failure_with_advice(tmp_path: Path) -> None:
