@@ -7,8 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RoleConfig
 from roll.config.sections.data import SourceConfig
 from roll.config.sections.environment import EnvironmentConfig, TaskDataConfig, TaskValidation
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.services.opponent import OpponentConfig
 
 
 class AgenticBase(RlvrBase):
@@ -19,7 +22,22 @@ class AgenticBase(RlvrBase):
     environments: dict[str, EnvironmentConfig] = Field(min_length=1)
     """Environments by name; the name appears in the metrics. Their rewards count by themselves;
     `rewards` are added to them."""
+    opponents: dict[str, OpponentConfig] = {}
+    """Opponents of the policy in environments of several players, by name; an environment names one
+    in `opponent`."""
     validation: TaskValidation = TaskValidation()
+
+    @property
+    def roles(self) -> dict[str, RoleConfig]:
+        """Every role that uses devices; an opponent has the key `opponents.<name>`."""
+        own = {f"opponents.{name}": role for name, role in self.opponents.items()}
+        return super().roles | own
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """All models that the file names, those of opponents included, by their keys."""
+        own = {f"opponents.{name}.model": role.model for name, role in self.opponents.items()}
+        return super().models | {key: model for key, model in own.items() if model is not None}
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:

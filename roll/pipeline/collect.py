@@ -41,7 +41,7 @@ def collect(
         dump_rollouts(path, groups, limit=config.track.rollouts_samples, read=runtime.read)
     metrics = rollout_metrics(groups, current_version=version)
     metrics = metrics | stats.metrics() | runtime.inference.fleet.take_metrics()
-    metrics = metrics | runtime.judges.take_metrics()
+    metrics = metrics | runtime.judges.take_metrics() | runtime.opponents.take_metrics()
     rate = stats.generated_tokens / max(stats.elapsed_s, 1e-9)
     if runtime.curriculum is not None:
         metrics = metrics | runtime.curriculum.metrics

@@ -222,13 +222,13 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return metrics.prefixed("critic") | {"critic/value/explained_variance": Last(explained)}
 
     def sync_weights(self, version: int, *, verify: bool) -> None:
-        """Push the trained weights to all engines; later tokens carry `version`. Call this method
-        inside `trainer_busy`."""
-        with (
-            self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
-            self.timers.timed("weight_sync"),
-        ):
-            self.runtime.inference.update_weights(version, verify=verify)
+        """Push the trained weights to all engines of the policy, whose later tokens carry
+        `version`, and to those opponents whose turn it is. Call this method inside
+        `trainer_busy`."""
+        with self.timers.timed("weight_sync"):
+            with self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
+                self.runtime.inference.update_weights(version, verify=verify)
+            self.runtime.opponents.update_weights(version, verify=verify)
         self.version = version
 
     def validate(self, step: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.config.sections.training import CriticRole, ScoreRole, TeacherRole
@@ -18,10 +19,12 @@ from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.judges import Judges, judge_devices, start_judges
 from roll.runtime.replicas import Replicas, build_fleet, devices_of_replicas
 from roll.runtime.reward_router import RewardCluster
 from roll.runtime.reward_workers import reward_model_devices, start_reward_models
+from roll.runtime.side_engines.judges import Judges, start_judges
+from roll.runtime.side_engines.opponents import Opponents, start_opponents
+from roll.runtime.side_engines.start import SideEngines, devices_of
 from roll.runtime.teachers import Teachers, num_tokens, start_teacher
 from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
@@ -36,6 +39,7 @@ class ModelClusters:
 
     inference: InferenceService
     judges: Judges
+    opponents: Opponents
     reward_models: dict[str, RewardCluster]
     """Name of the reward -> its reward model."""
     actor: Cluster[ActorWorker]
@@ -60,21 +64,25 @@ def start_model_clusters(
     # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
     # engines that generate during training would slow it down.
     taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
-    guests = reward_model_devices(config) | judge_devices(config)
+    played = config.opponents if isinstance(config, AgenticBase) else {}
+    beside = devices_of(config, [*config.cluster_judges.values(), *played.values()])
+    guests = reward_model_devices(config) | beside
     sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
     colocation, share = sharing.colocation, sharing.share
     replicas, loading = _start_engines(config, launcher, loop, colocation)
     reward_models = start_reward_models(config, launcher, colocation)
-    if judge_devices(config) & sharing.devices[Role.ACTOR_INFER]:
+    if beside & sharing.devices[Role.ACTOR_INFER]:
         wait_for_engines(loading, config.cluster.start_timeout_s)
-    lock = FairLock()
-    judges = start_judges(config, launcher, loop, colocation, lock)
+    lock, side = FairLock(), SideEngines(config, launcher, loop, colocation)
+    judges = start_judges(side, lock)
+    others = start_opponents(played, side)
     actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
     reference, critic = config.reference, config.critic
     pusher = WeightPusher(actor, replicas.infer, platform, config.weight_sync)
     models = ModelClusters(
         inference=InferenceService(replicas, colocation, pusher, trainer_lock=lock),
         judges=Judges(judges),
+        opponents=Opponents.of(played, others, pusher, trainer_lock=lock, colocation=colocation),
         reward_models=reward_models,
         actor=actor,
         reference=(

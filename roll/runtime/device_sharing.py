@@ -21,7 +21,8 @@ class DeviceSharing:
 
     Args:
         taking_turns: True if roles that share devices must not be on them at the same time.
-        guests: devices of the reward models and judges, which work while engines generate.
+        guests: devices of the reward models, judges and opponents, which work while engines
+            generate.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class DeviceSharing:
             role: frozenset(parse_devices(config.pools[pool]))
             for role, pool in config.role_pools.items()
         }
-        # Judges and reward models move on and off together with the engines, and may be on the same
-        # devices at the same time. So devices that only they share need no turns.
-        together = {r: own for r, own in self.devices.items() if not r.startswith("judges.")}
+        # They move on and off together with the engines, and may be on the same devices at the same
+        # time. So devices that only they share need no turns.
+        beside = ("judges.", "opponents.")
+        together = {r: own for r, own in self.devices.items() if not r.startswith(beside)}
         if guests:
             together[Role.ACTOR_INFER] |= guests
         self.colocation = Colocation(enabled=taking_turns and _any_shared(together))

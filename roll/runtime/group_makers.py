@@ -120,6 +120,8 @@ class EpisodeMakers(GroupMakers):
 
     hosts: Mapping[str, ClusterHosts]
     """Tag -> hosts of the environment of tasks with this tag."""
+    opponents: Mapping[str, Fleet] = field(default_factory=dict)
+    """Engines of each opponent, by name."""
     _failed: dict[Purpose, FailedEpisodes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,5 +159,6 @@ class EpisodeMakers(GroupMakers):
             max_tokens=self.config.max_row_tokens,
             score=dict.fromkeys(rewarded, score),
             branching=purpose is Purpose.TRAINING,
+            opponents=self.opponents,
             **self._common(sampling, tag_sampling, samples, purpose, redundant),
         ).run

@@ -28,10 +28,11 @@ from roll.runtime.clusters import start_model_clusters
 from roll.runtime.environments import start_environments
 from roll.runtime.group_makers import EpisodeMakers, GroupMakers
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.judges import Judges
 from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
+from roll.runtime.side_engines.judges import Judges
+from roll.runtime.side_engines.opponents import Opponents
 from roll.runtime.validator import Validator, answer_key
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
@@ -50,6 +51,7 @@ class Runtime:
     """Name of the teacher -> its cluster: of `TeacherWorker`s if students learn from whole
     distributions, otherwise of `ReferenceWorker`s."""
     judges: Judges
+    opponents: Opponents
     reward_router: RewardRouter
     begin_step: Callable[[Mapping[str, float]], None]
     """Function that begins to count failures of rewards and environments anew, for a step with so
@@ -84,16 +86,17 @@ class Runtime:
         self.scheduler.restore(state["scheduler"], self.find_prompt)
 
     def close(self) -> None:
-        """Stop the scheduler, the judges and the inference service."""
+        """Stop the scheduler, the judges, the opponents and the inference service."""
         self.inference.run(self.scheduler.close())
         self.judges.close()
+        self.opponents.close()
         self.inference.close()
 
     def memory_gb(self) -> float:
         """Return the resident memory of the largest worker with its child processes, in GiB.
 
         Counts actor, reference, critic, teachers and the engines of the policy; not rewards,
-        judges and environments. If an engine ends during the call, no engine is counted.
+        judges, opponents and environments. If an engine ends during the call, no engine is counted.
         """
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
@@ -120,10 +123,12 @@ def start_runtime(
     reward_router = RewardRouter({n: hosted[n] for n in config.rewards}, config.reward_weights)
     fleet, decode = models.inference.fleet, make_decode(tokenizer)
     models.judges.start(config, functions)
+    models.opponents.start()
     makers = GroupMakers(config, fleet, decode, reward_router)
     if isinstance(config, AgenticBase):
+        hosts = start_environments(config, launcher, data)
         makers = EpisodeMakers(
-            config, fleet, decode, reward_router, start_environments(config, launcher, data)
+            config, fleet, decode, reward_router, hosts, models.opponents.fleets
         )
     curriculum = _curriculum(config, dataset)
     prompts = Sampler(
@@ -136,6 +141,7 @@ def start_runtime(
         critic=models.critic,
         teachers=models.teachers,
         judges=models.judges,
+        opponents=models.opponents,
         reward_router=reward_router,
         begin_step=makers.begin_step,
         prompts=prompts,

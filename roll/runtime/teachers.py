@@ -132,7 +132,8 @@ def check_others(
     target: DistillTargetConfig | None,
     key: str,
 ) -> None:
-    """Raise ConfigError unless teachers and reward models know the tokens of the trained model.
+    """Raise ConfigError unless teachers, reward models and opponents know the tokens of the trained
+    model.
 
     Args:
         tokenizer: tokenizer of the trained model.
@@ -140,13 +141,13 @@ def check_others(
         key: key of `target` in the config, for error messages.
 
     Raises:
-        ConfigError: a teacher or a reward model has other tokens, or fails `check_distill_target`.
+        ConfigError: one of these has other tokens, or a teacher fails `check_distill_target`.
     """
-    teachers, rewards = (
+    teachers, rewards, opponents = (
         {key: model for key, model in config.models.items() if key.startswith(kind)}
-        for kind in ("teachers.", "rewards.")
+        for kind in ("teachers.", "rewards.", "opponents.")
     )
-    require_same_tokens(config.train_model, teachers | rewards)
+    require_same_tokens(config.train_model, teachers | rewards | opponents)
     if target is not None:
         check_distill_target(target, key, tokenizer, {"model": config.train_model} | teachers)
 
@@ -191,7 +192,7 @@ def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
     """Raise ConfigError unless every other model has the same tokens under the same ids.
 
-    Other models (teachers, reward models) read the token ids of the trained model. All tokenizers
+    Other models (teachers, reward models, opponents) read the token ids of the trained model. All tokenizers
     are loaded.
 
     Args:

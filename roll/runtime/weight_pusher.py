@@ -42,6 +42,10 @@ class WeightPusher:
     _served: set[int] = field(default_factory=set)
     """Ranks of the replicas that hold all tensors that never change."""
 
+    def to(self, infer: Cluster[InferWorker]) -> WeightPusher:
+        """Return a pusher of the same weights to other engines."""
+        return replace(self, infer=infer, _served=set())
+
     def push(self, version: int, ranks: Sequence[int], *, verify: bool) -> None:
         """Replace the weights of some replicas; return when all of them use the new weights.
 

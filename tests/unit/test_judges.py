@@ -29,7 +29,8 @@ from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.partial_completions import continuable_part
 from roll.rollout.types import ScoredSample
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.judges import Carrier, Judges, start_judges
+from roll.runtime.side_engines.judges import Carrier, Judges, start_judges
+from roll.runtime.side_engines.start import SideEngines
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.runtime.reward_workers import start_functions
 from tests.fakes import ScriptedEngine
@@ -110,7 +111,7 @@ def _rig(folder: Path, *, taking_turns: bool = False, **settings: Any) -> Iterat
     engines = LocalLauncher(world_size=2)
     with LocalLauncher() as launcher, LoopThread("judges") as loop:
         colocation, lock = Colocation(enabled=taking_turns), FairLock()
-        services = start_judges(config, engines, loop, colocation, lock)
+        services = start_judges(SideEngines(config, engines, loop, colocation), lock)
         rewards = start_functions(config, launcher)
         judges = Judges(services)
         judges.start(config, rewards)

@@ -11,7 +11,7 @@ import pytest
 
 from roll.config import load_config
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.completion import FinishReason
+from roll.core.completion import NOBODY, FinishReason
 from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.chat.turns import Turns
@@ -20,6 +20,8 @@ from roll.envs.contract import check_env
 from roll.envs.host import EnvHost
 from roll.envs.seats import Seats
 from roll.rollout.assemble import assemble
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask, ScoredSample
 from tests.episodes import Writer, played
@@ -110,6 +112,80 @@ def episodes(moves: str, make: Any = None, samples: int = 2, **config: Any) -> G
 
     group = asyncio.run(play())
     return replace(group, samples=tuple(map(as_text, group.samples)))
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_an_opponent_writes_the_turns_of_the_other_player(seed: int) -> None:
+    """The seed of the task says which player is the policy."""
+    config = EnvironmentConfig(
+        env="self_play",
+        seats=2,
+        trained_seats="one",
+        opponent="past",
+        max_turns=9,
+        special_tokens="show",
+    )
+    turns = Turns(char_tokenizer(), settings_of(), frozenset({END}))
+    written = [char_tokenizer().encode(move) for move in WON_BY_FIRST.split()]
+
+    def answer(request: GenerateRequest) -> tuple[list[int], FinishReason]:
+        return [*written[int(request.id.rpartition(".")[2])], END], FinishReason.STOP
+
+    policy, other = Writer(answer), Writer(answer, version=3)
+    task = GroupTask(Prompt("pair:4", (), "", "", "pair", {"seed": seed}), 0)
+
+    async def play() -> Group:
+        host = EnvHost("pair", config, lambda: SelfPlay(rules=False), turns)
+        fleets = {"past": Fleet([Replica(0, other, 64)])}
+        return await played(policy, host, task, opponents=fleets, samples_per_prompt=2)
+
+    group = asyncio.run(play())
+    mine = seed % 2
+    assert [one.seat for one in group.samples] == [mine, mine]
+    assert [one.reward for one in group.samples] == [1.0 if mine == 0 else -1.0] * 2
+    for engine, seat in ((policy, mine), (other, 1 - mine)):
+        numbers = sorted(int(request.id.rpartition(".")[2]) for request in engine.requests)
+        assert numbers == sorted([*range(seat, 5, 2)] * 2)
+    for one in group.samples:
+        assert set(one.sample.completion.versions) <= {policy.version, NOBODY}
+
+
+@pytest.mark.parametrize(
+    ("environment", "opponents", "message"),
+    [
+        ({"opponent": "pst"}, {"past": {"every": 2}}, "no opponent 'pst'; did you mean 'past'"),
+        ({}, {"past": {"every": 2}}, "opponents.past: no environment names it"),
+        ({"opponent": "past"}, {"past": {}}, "exactly one of `model`"),
+        ({"opponent": "past"}, {"past": {"every": 2, "model": {"path": "m"}}}, "exactly one of"),
+        ({"opponent": "past", "trained_seats": "all"}, {"past": {"every": 2}}, "not trained; set"),
+        ({"opponent": "past"}, {"past": {"every": 2, "pool": "x"}}, "opponents.past.pool: no pool"),
+    ],
+)
+def test_opponents_and_the_environments_that_name_them_must_fit(
+    environment: dict[str, Any], opponents: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    engine = {"pool": "all", "strategy": {"kind": "hf"}}
+    game = {"env": "test_run_envs:Duel", "seats": 2, "trained_seats": "one", **environment}
+    given = {name: {**engine, **own} for name, own in opponents.items()}
+    path = task_file(tmp_path, environment=game, opponents=given, validation={})
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert message in str(error.value)
+
+
+def test_an_adapter_that_is_served_as_it_is_reaches_no_opponent(tmp_path: Path) -> None:
+    game = {"seats": 2, "trained_seats": "one", "opponent": "past"}
+    engine = {"pool": "all", "strategy": {"kind": "vllm", "max_lora_rank": 8}}
+    lora = {"rank": 8, "alpha": 8, "serve": "adapter"}
+    path = task_file(
+        tmp_path,
+        environment=game,
+        model={"path": "m", "lora": lora},
+        actor_infer=engine,
+        opponents={"past": {**engine, "every": 2}},
+    )
+    with pytest.raises(ConfigError, match=r"opponents\.past\.every: an opponent gets the merged"):
+        load_config(path)
 
 
 def test_each_player_is_a_sample_with_its_own_words_and_reward() -> None:

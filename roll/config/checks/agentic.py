@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import Need
 from roll.config.checks.common import raise_if_any
+from roll.config.checks.opponents import opponent_problems
 from roll.config.checks.rlvr import policy_problems
 from roll.config.errors import nearest
 
@@ -14,7 +15,13 @@ from roll.config.errors import nearest
 def check_agentic(config: AgenticBase) -> None:
     """Raise one ValueError that names all problems, unless there is none."""
     raise_if_any(
-        [*policy_problems(config), *_environments(config), *_tasks(config), *_rewards(config)]
+        [
+            *policy_problems(config),
+            *_environments(config),
+            *opponent_problems(config),
+            *_tasks(config),
+            *_rewards(config),
+        ]
     )
 
 
@@ -88,11 +95,11 @@ def _players(config: AgenticBase) -> Iterator[str]:
                 f"one of each player, and {samples} is no multiple of {seats}; use one"
             )
         for held, source in config.validation.sets.items():
-            if source.tag in environment.tags:
+            if source.tag in environment.tags and environment.opponent is None:
                 yield (
                     f"validation.sets.{held}.tag: in environments.{name} the policy plays against "
                     "itself, which says nothing of its skill; validate in an environment of one "
-                    "player"
+                    "player, or against an `opponent`"
                 )
 
 

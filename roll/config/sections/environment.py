@@ -71,12 +71,16 @@ class EnvironmentConfig(Config):
     """Time limit for one episode, in seconds: the turn in which it passes is the last one, and the
     episode is truncated. null: no limit."""
     seats: int = Field(default=1, ge=1)
-    """Number of players of an episode, all of whom are the policy (self-play). The environment says
-    in `info["seat"]` which of them has the next turn. Each has a conversation of its own."""
+    """Number of players of an episode, all of whom are the policy (self-play), unless there is an
+    `opponent`. The environment says in `info["seat"]` which of them has the next turn. Each has a
+    conversation of its own."""
     trained_seats: Literal["all", "one"] = "all"
     """Players that are trained. `all`: an episode gives a sample for each of them, compared with
     those of the same player. `one`: the seed of the task names one; the others are the policy, too,
-    as it is, and are not trained."""
+    as it is, or the `opponent`, and are not trained."""
+    opponent: str | None = None
+    """Name of one of the `opponents`, which plays the players that are not trained; needs
+    `trained_seats: one`. If left out: the policy plays all of them."""
     cut_turn: Literal["end", "go_on"] = "end"
     """What follows a turn that reaches `sampling.max_new_tokens`. `end`: the episode is truncated,
     and the environment does not see the turn. `go_on`: the environment sees it, and the turn gets
@@ -149,6 +153,11 @@ class EnvironmentConfig(Config):
             raise ValueError("`seats` is for `env`, whose `info` says whose turn it is; drop it")
         if self.trained_seats == "one" and self.seats == 1:
             raise ValueError("`trained_seats: one` goes with several `seats`; drop it")
+        if self.opponent is not None and self.trained_seats == "all":
+            raise ValueError(
+                "`opponent` plays the players that are not trained; set `seats` and "
+                "`trained_seats: one`, or drop it"
+            )
         if self.agent is not None and (self.adapter or self.process or self.python):
             raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
         if self.agent is not None and self.changed("concurrency"):

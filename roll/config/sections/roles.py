@@ -11,4 +11,5 @@ class Role(StrEnum):
     TEACHER = "teacher"
     REWARD = "reward"
     JUDGE = "judge"
+    OPPONENT = "opponent"
     ENVIRONMENT = "environment"

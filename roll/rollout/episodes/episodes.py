@@ -26,7 +26,13 @@ from roll.rewards.thinking import final_text
 from roll.rollout.async_utils import first_done
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.episodes.record import Record, branch_points
-from roll.rollout.episodes.results import End, samples_of, samples_of_episode, without_reward
+from roll.rollout.episodes.results import (
+    End,
+    samples_of,
+    samples_of_episode,
+    trained_seats,
+    without_reward,
+)
 from roll.rollout.episodes.transcript import Transcript
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.single_turn import group_seed
@@ -109,6 +115,8 @@ class Episodes:
     redundant: int = 0
     """Number of episodes of a group beyond `samples_per_prompt`; those that end first are used. If
     episodes branch, so many in each of the two waves."""
+    opponents: Mapping[str, Fleet] = field(default_factory=dict)
+    """Name of an opponent -> engines that write its turns."""
     branching: bool = False
     """Whether episodes branch where the environment's `branching` says so."""
 
@@ -200,7 +208,8 @@ class Episodes:
             first = await hosts.open(episode, seed, prompt)
             record.begins(first, hosts.name)
             played = [self._begun(hosts, first)]
-            last, truncated = await self._turns(hosts, episode, played, record, sampling)
+            fleets = self._fleets(hosts.config, seed)
+            last, truncated = await self._turns(hosts, episode, played, record, sampling, fleets)
         finally:
             hosts.close(episode)
         shared = (record.shared, record.shared_tokens)
@@ -231,6 +240,7 @@ class Episodes:
         played: list[Transcript],
         record: Record,
         sampling: SamplingParams,
+        fleets: Sequence[Fleet],
     ) -> tuple[Observed, bool]:
         """Let policy and environment take turns until the episode ends.
 
@@ -239,6 +249,7 @@ class Episodes:
             played: rows of the episode, of which the first has begun; others are added.
             record: how it has begun, and turns that are replayed; it gets those that follow.
             sampling: parameters of each turn.
+            fleets: engines that write the turns of each player.
 
         Returns:
             The last answer of the environment, and whether a limit ended the episode.
@@ -259,7 +270,8 @@ class Episodes:
                     replace(sampling, max_new_tokens=limit, stop=stop),
                     seed=group_seed(self.seed, f"{episode}.{number}"),
                 )
-                record.turns.append(await self._written(request, record.session))
+                fleet = fleets[heard.seat]
+                record.turns.append(await self._written(fleet, request, record.session))
             turn, written = record.turns[number], record.turns[number].content.get()
             current.wrote(written, turn.versions, heard.state, number)
             cut = turn.finish is FinishReason.LENGTH
@@ -296,12 +308,17 @@ class Episodes:
         played.append(self._begun(hosts, heard, follows))
         return True
 
-    async def _written(self, request: GenerateRequest, session: str) -> Completion:
-        """Let the policy write a turn; return it with its tokens and their text, which are fetched
-        if they are elsewhere."""
-        (turn,) = await self.fleet.generate(
-            request, session=session, timeout_s=self.request_timeout_s
-        )
+    def _fleets(self, config: EnvironmentConfig, seed: int) -> list[Fleet]:
+        """Return the engines that write the turns of each player, in an episode of this seed."""
+        if config.opponent is None:
+            return [self.fleet] * config.seats
+        other, own = self.opponents[config.opponent], trained_seats(config, seed)
+        return [self.fleet if seat in own else other for seat in range(config.seats)]
+
+    async def _written(self, fleet: Fleet, request: GenerateRequest, session: str) -> Completion:
+        """Let engines write a turn; return it with its tokens and their text, which are fetched if
+        they are elsewhere."""
+        (turn,) = await fleet.generate(request, session=session, timeout_s=self.request_timeout_s)
         content = turn.content
         written = content if isinstance(content, Written) else await asyncio.to_thread(content.get)
         if written.text is None:

@@ -39,6 +39,11 @@ def samples_of(config: EnvironmentConfig) -> int:
     return config.seats if config.trained_seats == "all" else 1
 
 
+def trained_seats(config: EnvironmentConfig, seed: int) -> list[int]:
+    """Return the players that are trained in an episode of this seed."""
+    return list(range(config.seats)) if config.trained_seats == "all" else [seed % config.seats]
+
+
 def samples_of_episode(
     played: Sequence[Transcript], end: End, name: str, task: GroupTask, seed: int
 ) -> list[ScoredSample]:
@@ -54,9 +59,8 @@ def samples_of_episode(
     config = end.config
     if config.seats == 1:
         return [_scored(played, end, name, task)]
-    chosen = range(config.seats) if config.trained_seats == "all" else [seed % config.seats]
     found = []
-    for seat in chosen:
+    for seat in trained_seats(config, seed):
         own = [one for one in played if one.seat == seat and one.turns]
         if own:
             found.append(_scored(own, end, f"{name}/{seat}", task, seat))

@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from roll.config.rlvr_base import RlvrBase
-from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion
 from roll.core.errors import WorkerError
 from roll.core.metrics import Metrics
 from roll.core.threads.fair_lock import FairLock
-from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest
-from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.distributed.colocation import Colocation
+from roll.distributed.cluster import Cluster, Placement
 from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
+from roll.rollout.fleet.routing import LeastLoaded
 from roll.rollout.rpc_batching import BatchedCalls
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.replicas import ClusterEngine, Replicas, devices_of_replicas
 from roll.runtime.reward_router import RewardCluster
-from roll.workers.infer import InferWorker
+from roll.runtime.side_engines.start import SideEngines, resident_name
 from roll.workers.services.judge import JudgeReward
 
 logger = logging.getLogger(__name__)
@@ -35,61 +31,35 @@ Told = tuple[str, Completion | str]
 """Id of a question, and its answer or why there is none."""
 
 
-def judge_devices(config: RlvrBase) -> frozenset[int]:
-    """Return the devices of all judges together."""
-    pools = [judge.pool for judge in config.cluster_judges.values()]
-    return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
-
-
-def start_judges(
-    config: RlvrBase,
-    launcher: Launcher,
-    loop: LoopThread,
-    colocation: Colocation,
-    trainer_lock: FairLock,
-) -> dict[str, InferenceService]:
+def start_judges(engines: SideEngines, trainer_lock: FairLock) -> dict[str, InferenceService]:
     """Start the engines of all judges, one judge after another; return them by name.
 
-    A judge works while the policy's engines generate. So it moves onto and off its devices together
-    with them, and a role that trains on these devices moves it off.
-
     Args:
+        engines: start of engines.
         trainer_lock: lock of all that move roles onto devices.
     """
-    services = {}
+    config, services = engines.config, {}
     for name, judge in config.cluster_judges.items():
-        infer = launcher.start(
-            InferWorker,
-            Placement(
-                Role.JUDGE,
-                pool=judge.pool,
-                per_worker=judge.devices_per_worker,
-                seed=config.seed,
-                label=name,
-                replaceable=True,
-            ),
+        place = Placement(
+            Role.JUDGE,
+            pool=judge.pool,
+            per_worker=judge.devices_per_worker,
+            seed=config.seed,
+            label=name,
+            replaceable=True,
+        )
+        resident = resident_name("judges", name)
+        replicas = engines.start(
+            place,
             judge.engine,
             judge.model,
             config.judge_tokens(name),
-        )
-        infer.submit(InferWorker.start).result(config.cluster.start_timeout_s)
-        fleet = Fleet(
-            [
-                Replica(rank, ClusterEngine(infer, rank), capacity=judge.capacity)
-                for rank in range(infer.world_size)
-            ],
-            answer_s=judge.health.timeout_s,
-        )
-        replicas = Replicas(infer, loop, fleet, judge.health)
-        role = f"{Role.ACTOR_INFER}/judges.{name}"
-        devices = devices_of_replicas(config.pools[judge.pool], judge.devices_per_worker)
-        # A push of weights goes to the policy's engines alone.
-        colocation.add(
-            role,
-            *(replace(one, onload_weights=lambda: None) for one in replicas.residents(devices)),
+            resident=resident,
+            health=judge.health,
+            routing=LeastLoaded(),
         )
         services[name] = InferenceService(
-            replicas, colocation, pusher=None, role=role, trainer_lock=trainer_lock
+            replicas, engines.colocation, pusher=None, role=resident, trainer_lock=trainer_lock
         )
     return services
 

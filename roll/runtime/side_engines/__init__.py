@@ -1,0 +1,1 @@
+"""Engines beside those of the policy: judges, and opponents in games."""
