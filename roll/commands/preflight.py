@@ -26,6 +26,7 @@ from roll.data.sources import check_source
 from roll.distributed.device_layout import address_to_join, plan_layout
 from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
+from roll.envs.tools.passages import read_passages
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
@@ -55,6 +56,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
+        *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
         (partial(_check_engine_arguments, config), False),
@@ -113,6 +115,13 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
             f"{key}: {name} does not exist; give the folder of a Hugging Face checkpoint, or "
             "`org/name` on the hub"
         )
+
+
+def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
+    """Yield a check for the file of each corpus, which raises ConfigError if it is missing or empty,
+    or its first line has no passage."""
+    for corpus in config.corpora.values() if isinstance(config, AgenticBase) else ():
+        yield partial(read_passages, Path(corpus.path), corpus.text, corpus.title, limit=1)
 
 
 def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:

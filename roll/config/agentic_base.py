@@ -11,6 +11,7 @@ from roll.config.run import RoleConfig
 from roll.config.sections.data import SourceConfig
 from roll.config.sections.environment import EnvironmentConfig, TaskDataConfig, TaskValidation
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.services.corpus import CorpusConfig
 from roll.config.sections.services.opponent import OpponentConfig
 
 
@@ -25,6 +26,8 @@ class AgenticBase(RlvrBase):
     opponents: dict[str, OpponentConfig] = {}
     """Opponents of the policy in environments of several players, by name; an environment names one
     in `opponent`."""
+    corpora: dict[str, CorpusConfig] = {}
+    """Corpora that the tool `search` of agents searches by meaning (`dense`), by name."""
     validation: TaskValidation = TaskValidation()
 
     @property
@@ -35,8 +38,10 @@ class AgenticBase(RlvrBase):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """All models that the file names, those of opponents included, by their keys."""
+        """All models that the file names, those of opponents and corpora included, by their
+        keys."""
         own = {f"opponents.{name}.model": role.model for name, role in self.opponents.items()}
+        own |= {f"corpora.{name}.model": corpus.model for name, corpus in self.corpora.items()}
         return super().models | {key: model for key, model in own.items() if model is not None}
 
     @property

@@ -4,7 +4,7 @@ existing environments have already."""
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -19,6 +19,12 @@ Opening = tuple[Observation, dict[str, Any]]
 """First observation of an episode, and `info`."""
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, and `info`."""
+
+
+Search = Callable[[str, str, int], Awaitable[list[str]]]
+"""Function that returns passages of one of the `corpora` of a run, the nearest to a query first. Its
+arguments are the name of the corpus, the query, and the number of passages. EnvironmentFailedError
+if it gets no answer."""
 
 
 class Action(str):
@@ -40,6 +46,8 @@ class Hearing:
     """Tokenizer of the policy."""
     special_tokens: bool
     """Whether actions hold special tokens, as the run says."""
+    search: Search | None = None
+    """Function that searches the `corpora` of the run; None where there is no run."""
 
 
 @runtime_checkable

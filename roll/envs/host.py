@@ -21,7 +21,7 @@ from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.answers import NEW_CONTEXT, numbers_of, state_of, unpacked
-from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
+from roll.envs.api import Action, Env, Hearing, Search, ToldEnv, messages_of
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.observed import Observed
@@ -74,6 +74,8 @@ class EnvHost:
     config: EnvironmentConfig
     make: Callable[[], Env]
     turns: Turns
+    search: Search | None = None
+    """Function that searches the `corpora` of the run, for environments that listen."""
     _running: dict[str, _Episode] = field(default_factory=dict, init=False)
     _opening: dict[str, bool] = field(default_factory=dict, init=False)
     """Whether each episode that begins just now is still wanted."""
@@ -117,7 +119,7 @@ class EnvHost:
             self._require_wanted(episode)
             if isinstance(env, ToldEnv):
                 shown = self.config.special_tokens == "show"
-                env.listen(Hearing(self.turns.tokenizer, special_tokens=shown))
+                env.listen(Hearing(self.turns.tokenizer, shown, self.search))
             return made, await self._call(
                 "reset", lambda: env.reset(seed=seed, options=dict(options)), limit_s, of=env.reset
             )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
@@ -177,6 +178,19 @@ def _load_classifier(
     if missing:
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
+    return loaded
+
+
+def load_encoder(model: ModelConfig) -> PreTrainedModel:
+    """Load a model without its head, on the CPU and in evaluation mode.
+
+    Raises:
+        ConfigError: see `load_causal_lm`. A pooler may be missing: nobody reads its output.
+    """
+    loaded, missing = _load(AutoModel, model, load_config(model), None)
+    missing = [name for name in missing if not name.startswith("pooler.")]
+    if missing:
+        raise ConfigError(_incomplete(model, missing))
     return loaded
 
 

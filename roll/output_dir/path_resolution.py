@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 
@@ -14,7 +15,7 @@ C = TypeVar("C", bound=RunConfig)
 def absolute_paths(config: C) -> C:
     """Return the config with absolute paths where workers open them.
 
-    These are `output_dir` and the folders of models and tokenizers. A model whose folder does not
+    These are `output_dir`, the folders of models and tokenizers, and the files of corpora. A model whose folder does not
     exist here is taken for a name on the hub and stays as it is. Paths of data stay, because the
     driver reads them; so do the `kwargs` of rewards, because only the user knows their meaning. The
     saved config.yaml keeps the paths that the user wrote.
@@ -23,6 +24,11 @@ def absolute_paths(config: C) -> C:
         "output_dir": str(_absolute(config.output_dir)),
         "model": _model(config.model),
     }
+    if isinstance(config, AgenticBase):
+        changes["corpora"] = {
+            name: corpus.model_copy(update={"path": str(_absolute(corpus.path))})
+            for name, corpus in config.corpora.items()
+        }
     for key, model in config.models.items():
         *group, name = key.removesuffix("model").strip(".").split(".")
         if not name:

@@ -65,7 +65,9 @@ def start_model_clusters(
     # engines that generate during training would slow it down.
     taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
     played = config.opponents if isinstance(config, AgenticBase) else {}
-    beside = devices_of(config, [*config.cluster_judges.values(), *played.values()])
+    searched = config.corpora.values() if isinstance(config, AgenticBase) else ()
+    engines = [*config.cluster_judges.values(), *played.values()]
+    beside = devices_of(config, [one.pool for one in (*engines, *searched)])
     guests = reward_model_devices(config) | beside
     sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
     colocation, share = sharing.colocation, sharing.share

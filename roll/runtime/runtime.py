@@ -31,6 +31,7 @@ from roll.runtime.inference_service import InferenceService
 from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
+from roll.runtime.side_engines.corpora import Corpora, start_corpora
 from roll.runtime.side_engines.judges import Judges
 from roll.runtime.side_engines.opponents import Opponents
 from roll.runtime.validator import Validator, answer_key
@@ -52,6 +53,7 @@ class Runtime:
     distributions, otherwise of `ReferenceWorker`s."""
     judges: Judges
     opponents: Opponents
+    corpora: Corpora
     reward_router: RewardRouter
     begin_step: Callable[[Mapping[str, float]], None]
     """Function that begins to count failures of rewards and environments anew, for a step with so
@@ -86,8 +88,9 @@ class Runtime:
         self.scheduler.restore(state["scheduler"], self.find_prompt)
 
     def close(self) -> None:
-        """Stop the scheduler, the judges, the opponents and the inference service."""
+        """Stop the scheduler, the corpora, the judges, the opponents and the inference service."""
         self.inference.run(self.scheduler.close())
+        self.inference.run(self.corpora.close())
         self.judges.close()
         self.opponents.close()
         self.inference.close()
@@ -124,12 +127,12 @@ def start_runtime(
     fleet, decode = models.inference.fleet, make_decode(tokenizer)
     models.judges.start(config, functions)
     models.opponents.start()
-    makers = GroupMakers(config, fleet, decode, reward_router)
+    makers, corpora = GroupMakers(config, fleet, decode, reward_router), Corpora({})
     if isinstance(config, AgenticBase):
+        corpora = Corpora(start_corpora(config, launcher, models.colocation))
         hosts = start_environments(config, launcher, data)
-        makers = EpisodeMakers(
-            config, fleet, decode, reward_router, hosts, models.opponents.fleets
-        )
+        models.inference.run(corpora.start({one.cluster for one in hosts.values()}))
+        makers = EpisodeMakers(config, fleet, decode, reward_router, hosts, models.opponents.fleets)
     curriculum = _curriculum(config, dataset)
     prompts = Sampler(
         dataset, seed=config.seed, shuffle=config.data.shuffle, preferences=curriculum
@@ -142,6 +145,7 @@ def start_runtime(
         teachers=models.teachers,
         judges=models.judges,
         opponents=models.opponents,
+        corpora=corpora,
         reward_router=reward_router,
         begin_step=makers.begin_step,
         prompts=prompts,

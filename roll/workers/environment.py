@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -16,13 +17,16 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from roll.config.sections.data import TemplateConfig
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.model import ModelConfig
+from roll.core.errors import EnvironmentFailedError
+from roll.core.threads.mailbox import Mailbox, NoAnswerError
 from roll.core.types import WorkerSpec
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.turns import Turns
 from roll.distributed.worker import Worker
 from roll.envs.host import EnvHost
-from roll.envs.observed import Observed
 from roll.envs.loading import load_agent, load_env
+from roll.envs.observed import Observed
+from roll.envs.tools.passages import Query
 from roll.models.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TAKE_S = 10.0
+"""Longest wait of the driver's call for searches, in seconds; then it calls again."""
 MEMORY_EVERY_S = 1.0
 """Time between two looks at the memory of a worker, in seconds."""
 
@@ -59,6 +65,8 @@ class EnvWorker(Worker):
         self.host: EnvHost | AgentHost | None = None
         self._guard: asyncio.Task[None] | None = None
         self._settings = (name, config, model, template, rendered_at)
+        self._queries: Mailbox[Query, list[str]] = Mailbox()
+        self._numbers = itertools.count()
 
     async def start(self) -> None:
         """Load the tokenizer and find the environment.
@@ -77,7 +85,7 @@ class EnvWorker(Worker):
                 name, config, load_agent(name, config.agent, config.kwargs), turns
             )
         else:
-            self.host = EnvHost(name, config, load_env(name, config), turns)
+            self.host = EnvHost(name, config, load_env(name, config), turns, self._search)
 
         if config.max_memory_gb is not None:
             self._guard = asyncio.ensure_future(self._watch_memory(config.max_memory_gb))
@@ -114,6 +122,25 @@ class EnvWorker(Worker):
     async def end(self, episodes: list[str]) -> None:
         """End episodes; see `EnvHost.close`."""
         await asyncio.gather(*(self._host.close(episode) for episode in episodes))
+
+    async def take_queries(self) -> list[Query]:
+        """Return the searches in corpora of the run since the last call; wait a while for the
+        first."""
+        return await self._queries.take(TAKE_S)
+
+    async def bring_passages(self, answers: list[tuple[str, list[str] | str]]) -> None:
+        """Pass on what searches found, by the ids of these. A text says why there is nothing."""
+        for query_id, found in answers:
+            self._queries.give(query_id, found)
+
+    async def _search(self, corpus: str, text: str, count: int) -> list[str]:
+        """Search a corpus; see `Search`. The driver knows who has it. This may run on the event
+        loop of the environments."""
+        query = Query(f"{self.spec.name}/{next(self._numbers)}", corpus, text, count)
+        try:
+            return await self._queries.ask(query)
+        except NoAnswerError as error:
+            raise EnvironmentFailedError(f"search in corpus {corpus!r}: {error}") from None
 
     async def close(self) -> None:
         """Close all environments."""

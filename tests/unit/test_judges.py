@@ -19,20 +19,20 @@ from roll.core.completion import Completion, FinishReason
 from roll.core.errors import RewardError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.mailbox import Mailbox, NoAnswerError
 from roll.core.types import GenerateRequest, Sample, SamplingParams
 from roll.distributed.cluster import Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.local import LocalLauncher
 from roll.rewards.contract import sample_of
-from roll.rewards.judge.mailbox import Mailbox, NoAnswerError
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.partial_completions import continuable_part
 from roll.rollout.types import ScoredSample
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.side_engines.judges import Carrier, Judges, start_judges
-from roll.runtime.side_engines.start import SideEngines
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.runtime.reward_workers import start_functions
+from roll.runtime.side_engines.judges import Judges, judge_carrier, start_judges
+from roll.runtime.side_engines.start import SideEngines
 from tests.fakes import ScriptedEngine
 from tests.runs import write_task
 from tests.tiny import save_tiny_judge
@@ -184,7 +184,7 @@ def test_a_question_that_takes_too_long_is_aborted(tmp_path: Path) -> None:
 
         async def ask() -> None:
             fleet = Fleet([engine.replica()])
-            carriers = [Carrier(hosted.cluster, fleet, 0.05) for hosted in rewards.values()]
+            carriers = [judge_carrier(each.cluster, fleet, 0.05) for each in rewards.values()]
             for carrier in carriers:
                 await carrier.start()
             try:
@@ -228,7 +228,7 @@ def test_a_request_with_a_grammar_begins_anew_on_another_engine() -> None:
 
 def test_a_mailbox_wakes_its_taker_and_forgets_those_who_left() -> None:
     async def run() -> None:
-        mailbox = Mailbox()
+        mailbox: Mailbox[GenerateRequest, Completion] = Mailbox()
         assert await mailbox.take(0.01) == []
         taking = asyncio.ensure_future(mailbox.take(30))
         await asyncio.sleep(0)

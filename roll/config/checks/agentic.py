@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import Need
 from roll.config.checks.common import raise_if_any
+from roll.config.checks.corpora import corpus_problems
 from roll.config.checks.opponents import opponent_problems
 from roll.config.checks.rlvr import policy_problems
 from roll.config.errors import nearest
@@ -19,6 +20,7 @@ def check_agentic(config: AgenticBase) -> None:
             *policy_problems(config),
             *_environments(config),
             *opponent_problems(config),
+            *corpus_problems(config),
             *_tasks(config),
             *_rewards(config),
         ]

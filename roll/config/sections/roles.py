@@ -12,4 +12,5 @@ class Role(StrEnum):
     REWARD = "reward"
     JUDGE = "judge"
     OPPONENT = "opponent"
+    SEARCH = "search"
     ENVIRONMENT = "environment"

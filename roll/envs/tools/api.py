@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from roll.envs.api import Hearing
 
 
 class ToolError(Exception):
@@ -54,6 +56,16 @@ class Toolkit(Protocol):
 
     async def close(self) -> None:
         """End the episode; called once, also if `open` failed."""
+        ...
+
+
+@runtime_checkable
+class ToldToolkit(Protocol):
+    """Toolkit that is told about the run."""
+
+    def listen(self, hearing: Hearing) -> None:
+        """Take note of how the policy is heard, and of the corpora of the run. It is called before
+        `open`, and must not wait."""
         ...
 
 

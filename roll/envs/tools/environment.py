@@ -12,7 +12,7 @@ from roll.core.errors import ConfigError
 from roll.core.types import Message
 from roll.data.chat.templates import PromptTokenizer
 from roll.envs.api import Action, Hearing, Observation, finite
-from roll.envs.tools.api import Tool
+from roll.envs.tools.api import ToldToolkit, Tool
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Malformed, Parsed
 from roll.envs.tools.formats.loading import FORMATS, check_marks
@@ -100,12 +100,15 @@ class Tools:
         """Number of calls that have got an id."""
 
     def listen(self, hearing: Hearing) -> None:
-        """Keep the tokenizer; see `ToldEnv`.
+        """Keep the tokenizer, and let tools listen; see `ToldEnv`.
 
         Raises:
             ConfigError: a mark of the format is a special token, and the run hides those.
         """
         self._tokenizer = hearing.tokenizer
+        for kit in self._kits:
+            if isinstance(kit, ToldToolkit):
+                kit.listen(hearing)
         if not hearing.special_tokens:
             check_marks(self._format_name, hearing.tokenizer)
 

@@ -46,7 +46,9 @@ def load_kits(
         elif name == "mcp":
             kits.append(partial(McpKit, server_of(settings)))
         elif name == "search":
-            kits.append(_made("search", SearchKit, settings))
+            make = _made("search", SearchKit, settings)
+            make()  # refuses settings that do not go together
+            kits.append(make)
         elif name in ("calculator", "finish"):
             _made(name, lambda: None, settings)  # they take none
             tool = tool_of(calculator) if name == "calculator" else tool_of(finish, ends=True)

@@ -10,8 +10,8 @@ from typing import Any
 from roll.config.sections.services.judge import ClusterJudgeConfig, JudgedConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError
+from roll.core.threads.mailbox import Mailbox, NoAnswerError
 from roll.core.types import GenerateRequest, SamplingParams
-from roll.rewards.judge.mailbox import Mailbox, NoAnswerError
 from roll.rewards.judge.question import Answer, Question
 
 
@@ -19,7 +19,11 @@ class ClusterJudge:
     """Implementation of `Judge` by engines that the driver asks."""
 
     def __init__(
-        self, name: str, config: ClusterJudgeConfig, asked: JudgedConfig, mailbox: Mailbox
+        self,
+        name: str,
+        config: ClusterJudgeConfig,
+        asked: JudgedConfig,
+        mailbox: Mailbox[GenerateRequest, Completion],
     ) -> None:
         """Prepare the judge.
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion
-from roll.core.errors import WorkerError
 from roll.core.metrics import Metrics
 from roll.core.threads.fair_lock import FairLock
 from roll.core.types import GenerateRequest
 from roll.distributed.cluster import Cluster, Placement
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.routing import LeastLoaded
-from roll.rollout.rpc_batching import BatchedCalls
 from roll.runtime.inference_service import InferenceService
 from roll.runtime.reward_router import RewardCluster
+from roll.runtime.side_engines.carrier import Carrier
 from roll.runtime.side_engines.start import SideEngines, resident_name
 from roll.workers.services.judge import JudgeReward
-
-logger = logging.getLogger(__name__)
-
-Told = tuple[str, Completion | str]
-"""Id of a question, and its answer or why there is none."""
 
 
 def start_judges(engines: SideEngines, trainer_lock: FairLock) -> dict[str, InferenceService]:
@@ -70,7 +61,9 @@ class Judges:
 
     services: Mapping[str, InferenceService]
     """Name of the judge -> its engines."""
-    _carriers: list[tuple[InferenceService, Carrier]] = field(default_factory=list, init=False)
+    _carriers: list[tuple[InferenceService, Carrier[GenerateRequest, Completion]]] = field(
+        default_factory=list, init=False
+    )
 
     def start(self, config: RlvrBase, rewards: Mapping[str, RewardCluster]) -> None:
         """Watch the engines, and begin to carry questions.
@@ -86,7 +79,7 @@ class Judges:
             if judged is None or judged.by not in self.services:
                 continue
             service, judge = self.services[judged.by], config.cluster_judges[judged.by]
-            carrier = Carrier(hosted.cluster, service.fleet, judge.request_timeout_s)
+            carrier = judge_carrier(hosted.cluster, service.fleet, judge.request_timeout_s)
             service.run(carrier.start())
             self._carriers.append((service, carrier))
 
@@ -109,66 +102,20 @@ class Judges:
         )
 
 
-@dataclass(eq=False)
-class Carrier:
-    """Carrier of questions from the workers of one reward to the engines of a judge, and of their
-    answers back. All methods run on the event loop of the fleet."""
+def judge_carrier(
+    cluster: Cluster[Any], fleet: Fleet, timeout_s: float
+) -> Carrier[GenerateRequest, Completion]:
+    """Return a carrier of questions to the engines of a judge. A question that fails is aborted on
+    its engine.
 
-    cluster: Cluster[Any]
-    """Workers of the reward, each a `JudgeReward`."""
-    fleet: Fleet
-    timeout_s: float
-    """Time without progress of an engine after which a question fails, in seconds."""
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    Args:
+        cluster: workers of the reward, each a `JudgeReward`.
+        fleet: engines of the judge.
+        timeout_s: time without progress of an engine after which a question fails, in seconds.
+    """
 
-    async def start(self) -> None:
-        """Begin to carry questions of each worker."""
-        for rank in range(self.cluster.world_size):
-            self._spawn(self._carry(rank))
+    async def answer(question: GenerateRequest) -> Completion:
+        [told] = await fleet.generate(question, session=question.id, timeout_s=timeout_s)
+        return told
 
-    async def close(self) -> None:
-        """Stop; questions under way are given up."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _carry(self, rank: int) -> None:
-        """Take the questions of one worker, for ever; each is answered by itself."""
-        answers: BatchedCalls[Told, None] = BatchedCalls(partial(self._bring, rank))
-        while True:
-            for question in await self.cluster.ask(rank, JudgeReward.take_questions):
-                self._spawn(self._answer(question, answers.ask))
-
-    async def _answer(
-        self, question: GenerateRequest, bring: Callable[[list[Told]], Awaitable[Any]]
-    ) -> None:
-        """Let the engines answer a question, and bring the answer, or why there is none."""
-        told: Completion | str
-        try:
-            [told] = await self.fleet.generate(
-                question, session=question.id, timeout_s=self.timeout_s
-            )
-        except Exception as error:  # noqa: BLE001 - a failure of this question, which the reward counts
-            told = f"{type(error).__name__}: {error}"
-        await bring([(question.id, told)])
-
-    async def _bring(self, rank: int, answers: list[Told]) -> list[None]:
-        """Bring answers to the reward worker of this rank; return None for each."""
-        await self.cluster.ask(rank, JudgeReward.bring_answers, answers)
-        return [None] * len(answers)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as a task that `close` stops."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Log the error of a task, for which nobody waits. A dead reward worker ends the run by
-        itself."""
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            level = logging.DEBUG if isinstance(error, WorkerError) else logging.ERROR
-            logger.log(level, "questions to a judge: %s", error, exc_info=error)
+    return Carrier(cluster, JudgeReward.take_questions, JudgeReward.bring_answers, answer)

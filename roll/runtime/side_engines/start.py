@@ -21,9 +21,9 @@ from roll.runtime.replicas import ClusterEngine, Replicas, devices_of_replicas
 from roll.workers.infer import InferWorker
 
 
-def devices_of(config: RlvrBase, roles: Iterable[InferRole]) -> frozenset[int]:
-    """Return the devices of these roles together."""
-    return frozenset(device for one in roles for device in parse_devices(config.pools[one.pool]))
+def devices_of(config: RlvrBase, pools: Iterable[str]) -> frozenset[int]:
+    """Return the devices of these pools together."""
+    return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
 
 
 def resident_name(kind: str, name: str) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.services.judge import ClusterJudgeConfig, UrlJudgeConfig
 from roll.core.completion import Completion
+from roll.core.threads.mailbox import Mailbox
 from roll.core.types import GenerateRequest, Sample, WorkerSpec
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.judge.cluster import ClusterJudge
-from roll.rewards.judge.mailbox import Mailbox
 from roll.rewards.judge.question import Judge
 from roll.rewards.judge.scoring import JudgeScoring, check_judged
 from roll.rewards.judge.url import UrlJudge
@@ -50,7 +50,7 @@ class JudgeReward(ServiceReward):
     ) -> None:
         super().__init__(spec, name, config)
         assert config.judge is not None
-        self._mailbox = Mailbox()
+        self._mailbox: Mailbox[GenerateRequest, Completion] = Mailbox()
         self._judge = self._make_judge(access)
         check_judged(name, config)
         self._scoring = JudgeScoring(config.judge, self._judge, groups=config.per == "group")

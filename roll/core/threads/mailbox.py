@@ -1,35 +1,45 @@
-"""`Mailbox`: requests of a worker that wait for the driver, which knows the engines."""
+"""`Mailbox`: requests of a worker that wait for the driver, which knows who can answer them."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
 
-from roll.core.completion import Completion
-from roll.core.types import GenerateRequest
+
+class _Numbered(Protocol):
+    """Request with an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Q = TypeVar("Q", bound=_Numbered)
+A = TypeVar("A")
 
 
 class NoAnswerError(Exception):
-    """Error: the engines of a judge gave no answer."""
+    """Error: those who could answer gave no answer."""
 
 
-class Mailbox:
-    """Requests and their answers. `ask` may run on another event loop than the other methods."""
+class Mailbox(Generic[Q, A]):
+    """Requests and their answers, which must not be texts. `ask` may run on another event loop than
+    the other methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: list[GenerateRequest] = []
-        self._open: dict[str, Future[Completion]] = {}
+        self._new: list[Q] = []
+        self._open: dict[str, Future[A]] = {}
         self._taker: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
-    async def ask(self, request: GenerateRequest) -> Completion:
+    async def ask(self, request: Q) -> A:
         """Leave a request, and wait for its answer.
 
         Raises:
-            NoAnswerError: the engines gave none; the message says why.
+            NoAnswerError: there is none; the message says why.
         """
-        answer: Future[Completion] = Future()
+        answer: Future[A] = Future()
         with self._lock:
             self._new.append(request)
             self._open[request.id] = answer
@@ -43,7 +53,7 @@ class Mailbox:
             with self._lock:
                 self._open.pop(request.id, None)
 
-    async def take(self, wait_s: float) -> list[GenerateRequest]:
+    async def take(self, wait_s: float) -> list[Q]:
         """Return the requests since the last call; wait at most `wait_s` seconds for the first."""
         some = asyncio.Event()
         with self._lock:
@@ -60,7 +70,7 @@ class Mailbox:
             new, self._new = self._new, []
         return new
 
-    def give(self, request_id: str, answer: Completion | str) -> None:
+    def give(self, request_id: str, answer: A | str) -> None:
         """Answer a request; a text says why there is no answer. Nobody may wait any more."""
         with self._lock:
             waiting = self._open.pop(request_id, None)
