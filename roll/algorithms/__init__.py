@@ -40,6 +40,7 @@ from roll.algorithms.shaping.length import LengthPenalty, LengthWeight
 from roll.algorithms.shaping.normalize import NormalizeReward
 from roll.algorithms.shaping.overlong import OverlongMask, OverlongPenalty
 from roll.algorithms.shaping.pointwise import ClipReward, ScaleReward
+from roll.algorithms.shaping.spread import SpreadMask
 from roll.algorithms.weights import token_weights
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "Sapo",
     "ScaleReward",
     "Shaping",
+    "SpreadMask",
     "SumLoss",
     "Topr",
     "TurnGae",

@@ -14,6 +14,7 @@ from roll.core.completion import NOBODY, TOKEN_TYPE
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
 from roll.core.sample_table import Branch, SampleTable
 from roll.core.types import Sample
+from roll.rollout.filters import DROPPED
 from roll.rollout.types import Group, ScoredSample
 
 
@@ -102,6 +103,9 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
         "staleness/mean": Mean(float(sum(lag * n for lag, n in lags.items())), lags.total()),
         "staleness/max": Max(max(lags, default=0)),
     }
+    dropped = sum(DROPPED in scored.failed for scored in rows)
+    if dropped:
+        metrics["samples/dropped"] = Sum(dropped)
     return reward_metrics(rows) | metrics | _tag_metrics(groups)
 
 

@@ -1,25 +1,48 @@
-"""Filters that reject finished groups not worth training on; new prompts replace those groups."""
+"""Filters that reject finished groups not worth training on, which new prompts replace; and rules that
+leave out single samples."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from roll.config.sections.domain import DomainConfig
 from roll.config.sections.rollout import (
     CustomFilterConfig,
+    DropConfig,
     EqualRewardsConfig,
     FilterConfig,
     MeanRewardConfig,
 )
 from roll.core.errors import ConfigError, RollError
 from roll.core.registry import load_object
-from roll.rollout.types import Group, GroupFilter
+from roll.rollout.types import Group, GroupFilter, ScoredSample
 
 NO_REWARD = "no sample has a reward: the rewards failed"
+DROPPED = "rollout.drop"
+"""Name that stands among the failed rewards of a sample which a rule leaves out."""
+
+
+def without_dropped(group: Group, rules: Sequence[DropConfig]) -> Group:
+    """Return a group in which the samples that one of the rules names have no reward."""
+    samples = tuple(
+        replace(one, failed=(*one.failed, DROPPED)) if any(_hits(rule, one) for rule in rules) else one
+        for one in group.samples
+    )
+    return replace(group, samples=samples)
+
+
+def _hits(rule: DropConfig, scored: ScoredSample) -> bool:
+    """Return whether a rule leaves a sample out."""
+    value = scored.parts.get(rule.part, scored.by_name.get(rule.part))
+    if value is None:
+        return False
+    too_high = rule.above is not None and value > rule.above
+    return too_high or (rule.below is not None and value < rule.below)
 
 
 def build_filters(

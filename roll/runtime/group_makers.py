@@ -15,9 +15,10 @@ from roll.core.types import SamplingParams
 from roll.rewards.execution.counters import Purpose
 from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.filters import without_dropped
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.single_turn import SingleTurn
-from roll.rollout.types import RunGroup, ScoreGroup
+from roll.rollout.types import Group, GroupTask, RunGroup, ScoreGroup
 from roll.runtime.environments import ClusterHosts
 from roll.runtime.reward_router import RewardRouter
 
@@ -34,13 +35,19 @@ class GroupMakers:
     def training(self) -> RunGroup:
         """Return the function that makes a group to train on."""
         config = self.config
-        return self._make(
+        run = self._make(
             config.sampling,
             config.domain_sampling,
             config.data.samples_per_prompt,
             Purpose.TRAINING,
             redundant=config.rollout.redundant_samples,
         )
+        rules = config.rollout.drop
+
+        async def run_and_drop(task: GroupTask) -> Group:
+            return without_dropped(await run(task), rules)
+
+        return run_and_drop if rules else run
 
     def validation(self) -> RunGroup:
         """Return the function that makes a group to validate on."""

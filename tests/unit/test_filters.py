@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from roll.commands.preflight import inspect
 from roll.config import load_config
 from roll.config.sections.rollout import (
     CustomFilterConfig,
+    DropConfig,
     EqualRewardsConfig,
     FilterConfig,
     MeanRewardConfig,
 )
 from roll.core.errors import ConfigError, RollError
-from roll.rollout.filters import build_filters
+from roll.rollout.assemble import rollout_metrics
+from roll.rollout.filters import build_filters, without_dropped
 from roll.rollout.types import Group
 from tests.fakes import group
 from tests.runs import write_task
@@ -65,6 +68,40 @@ def verdict(config: FilterConfig, of: Group) -> str | None:
 
 def custom(fn: str, **kwargs: Any) -> CustomFilterConfig:
     return CustomFilterConfig(fn=fn, kwargs=kwargs)
+
+
+def test_samples_are_left_out_by_a_part_of_a_reward() -> None:
+    made = group("a", [1.0, 0.0, 1.0, 1.0])
+    told = [{"game/malformed": 0.0}, {"game/malformed": 3.0}, {}, {"game/malformed": 1.0}]
+    samples = tuple(
+        replace(one, parts=parts, by_name={"honest": float(place != 3)})
+        for place, (one, parts) in enumerate(zip(made.samples, told, strict=True))
+    )
+    made = replace(made, samples=samples)
+
+    def left(*rules: DropConfig) -> list[bool]:
+        return [one.has_reward for one in without_dropped(made, rules).samples]
+
+    assert left(DropConfig(part="game/malformed", above=1)) == [True, False, True, True]
+    assert left(DropConfig(part="game/malformed", above=0)) == [True, False, True, False]
+    assert left(DropConfig(part="game/malformed", below=0.5)) == [False, True, True, True]
+    assert left(DropConfig(part="honest", below=1)) == [True, True, True, False]
+    rules = (DropConfig(part="game/malformed", above=1), DropConfig(part="honest", below=1))
+    found = without_dropped(made, rules)
+    assert found.rewards == (1.0, 1.0)
+    assert verdict(EqualRewardsConfig(), found) == "all rewards equal to 1"
+    metrics = rollout_metrics([found], current_version=0).values_by_name()
+    assert (metrics["samples/dropped"], metrics["samples/left_out"]) == (2, 2)
+    assert metrics["reward/game/malformed"] == pytest.approx(4 / 3), "of all samples"
+    assert "samples/dropped" not in rollout_metrics([made], current_version=0)
+
+
+def test_a_rule_needs_a_bound_and_a_known_reward(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="without a bound"):
+        DropConfig(part="digits/length")
+    path = write_task(tmp_path, rollout={"drop": [{"part": "digit/length", "above": 3}]})
+    with pytest.raises(ConfigError, match=r"rollout\.drop\.0\.part.*did you mean 'digits'"):
+        load_config(path)
 
 
 def test_groups_without_contrast_are_rejected() -> None:

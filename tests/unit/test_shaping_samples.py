@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from statistics import stdev
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from pydantic import ValidationError
 from roll.algorithms import Grpo, build_shaping, token_weights
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.shaping.sample_weights import weigh_samples
+from roll.config import load_config
 from roll.config.algorithm import (
     Aggregation,
     AlgorithmConfig,
@@ -25,9 +30,12 @@ from roll.config.algorithm import (
     NormalizeRewardConfig,
     OverlongMaskConfig,
     SampleWeightConfig,
+    SpreadMaskConfig,
 )
+from roll.config.errors import ConfigError
 from roll.core.batches import RolloutBatch
 from roll.pipeline.updates import updates
+from tests.runs import write_task
 from tests.tiny import rollout_batch
 
 
@@ -76,6 +84,43 @@ def test_a_mean_on_a_bound_is_inside_in_spite_of_rounding(bound: float) -> None:
     batch = three_groups([bound] * 6)
     for low, high in ((bound, 2.0), (-2.0, bound)):
         assert masked(batch, DifficultyMaskConfig(low=low, high=high))[0] == [True] * 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=1),
+    st.floats(0.01, 0.99),
+    st.randoms(),
+)
+def test_the_groups_whose_rewards_vary_most_are_kept(
+    groups: list[list[float]], keep: float, dice: random.Random
+) -> None:
+    """In any order of the rows; against the standard deviations of the standard library."""
+    rows = [(number, reward) for number, own in enumerate(groups) for reward in own]
+    dice.shuffle(rows)
+    batch = replace(
+        rollout_batch(len(rows)),
+        rewards=torch.tensor([reward for _, reward in rows]),
+        group_ids=torch.tensor([number for number, _ in rows]),
+    )
+    kept, _ = masked(batch, SpreadMaskConfig(keep=keep))
+    spread = [stdev(own) if len(own) > 1 else 0.0 for own in groups]
+    order = sorted(range(len(groups)), key=lambda number: (-spread[number], number))
+    best = set(order[: ceil(keep * len(groups))])
+    assert kept == [number in best for number, _ in rows]
+
+
+def test_the_spread_of_rewards_needs_several_samples(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path,
+        algorithm={
+            "advantage": {"kind": "reinforce"},
+            "loss": [{"kind": "pg"}],
+            "masks": [{"kind": "spread"}],
+        },
+    )
+    with pytest.raises(ConfigError, match="spread"):
+        load_config(path, ["data.samples_per_prompt=1"])
 
 
 def test_a_sample_must_pass_all_masks() -> None:

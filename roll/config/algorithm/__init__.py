@@ -59,6 +59,7 @@ from roll.config.algorithm.shaping import (
     RewardShapingConfig,
     SampleWeightConfig,
     ScaleRewardConfig,
+    SpreadMaskConfig,
     WhitenAdvantageConfig,
 )
 from roll.config.base import Config
@@ -111,6 +112,7 @@ __all__ = [
     "SampleWeightConfig",
     "SapoConfig",
     "ScaleRewardConfig",
+    "SpreadMaskConfig",
     "ToprConfig",
     "TurnGaeConfig",
     "ValueLossConfig",
@@ -220,7 +222,7 @@ class AlgorithmConfig(Config):
         """Requirements of the chosen parts on the rest of the config, each with the `kind` of every
         part that has the requirement."""
         found: dict[Need, list[str]] = {}
-        for choice in (self.advantage, *self.loss, *self.reward_shaping):
+        for choice in (self.advantage, *self.loss, *self.reward_shaping, *self.masks):
             for need in sorted(choice.all_needs):
                 found.setdefault(need, []).append(choice.kind)
         if self.correction is not None:

@@ -178,7 +178,24 @@ class DifficultyMaskConfig(Choice):
         return self
 
 
-MaskConfig = Annotated[OverlongMaskConfig | DifficultyMaskConfig, Field(discriminator="kind")]
+class SpreadMaskConfig(Choice):
+    """Mask that keeps the groups whose rewards vary most, by their standard deviation (StarPO-S of
+    RAGEN, arXiv 2504.20073): where all samples fare alike, little can be learned.
+
+    For agents, whose groups often have equal rewards. Unlike a rollout filter, this draws no other
+    prompts in their place.
+    """
+
+    kind: Literal["spread"] = "spread"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
+    keep: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the groups of a step that are trained on, rounded up to whole groups. Of groups that
+    vary equally, the first are kept."""
+
+
+MaskConfig = Annotated[
+    OverlongMaskConfig | DifficultyMaskConfig | SpreadMaskConfig, Field(discriminator="kind")
+]
 
 
 class _WeightConfig(Choice):

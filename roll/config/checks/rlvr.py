@@ -161,7 +161,7 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
     readers: dict[str, Sequence[Config]] = {
         **config.reward_shapings,
         **config.filters,
-        "algorithm.masks": [c for c in algorithm.masks if c.kind == "difficulty"],
+        "algorithm.masks": [c for c in algorithm.masks if c.kind in ("difficulty", "spread")],
         "algorithm.sample_weights": [c for c in algorithm.sample_weights if c.kind == "difficulty"],
     }
     for key, choices in readers.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import PassKConfig
+from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 
 
@@ -16,6 +18,7 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             "rollout.redundant_samples: the samples of one request end together; set "
             "rollout.siblings=separate, or drop it"
         )
+    yield from _drops(config)
     estimators = config.advantages.values()
     if rollout.redundant_samples and any(isinstance(e, PassKConfig) for e in estimators):
         yield (
@@ -40,3 +43,15 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             f"rollout.health.timeout_s: {rollout.health.timeout_s:g} s is less than the "
             f"{rollout.health.heartbeat_s:g} s between two heartbeats"
         )
+
+
+def _drops(config: RlvrBase) -> Iterator[str]:
+    """Yield rules on parts of a reward or an environment that the run does not have."""
+    names = [*config.rewards, *(config.environments if isinstance(config, AgenticBase) else ())]
+    for i, rule in enumerate(config.rollout.drop):
+        owner = rule.part.partition("/")[0]
+        if owner not in names:
+            yield (
+                f"rollout.drop.{i}.part: {rule.part!r} is of no reward or environment of the run"
+                f"{nearest(owner, names)} (known: {', '.join(names) or 'none'})"
+            )

@@ -46,6 +46,26 @@ class CustomFilterConfig(Config):
     """Keyword arguments for the function."""
 
 
+class DropConfig(Config):
+    """Rule that leaves a sample out by what its rewards or its environment say of it: for
+    trajectories in a wrong format, or that found a way around the task."""
+
+    part: str
+    """Name `<reward>/<part>` or `<environment>/<number of info>` as in the metrics, or the name of
+    a reward, which means its score. A sample without it is kept."""
+    above: float | None = None
+    """Value above which the sample is left out."""
+    below: float | None = None
+    """Value below which the sample is left out."""
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        """Require at least one bound."""
+        if self.above is None and self.below is None:
+            raise ValueError("leaves nothing out without a bound; set `above`, `below` or both")
+        return self
+
+
 FilterConfig = Annotated[
     EqualRewardsConfig | MeanRewardConfig | CustomFilterConfig, Field(discriminator="kind")
 ]
@@ -80,6 +100,10 @@ class RolloutConfig(Config):
     """Filters of groups (dynamic sampling). The first filter that objects rejects a group, and a
     group of another prompt of the same source replaces it. Filters run in this order, so put cheap
     ones first."""
+    drop: tuple[DropConfig, ...] = ()
+    """Rules that leave out single samples of training, before the filters see their group. Such a
+    sample is neither trained on nor compared with the others, as if a reward had failed;
+    `samples/dropped` counts."""
     max_staleness: int = Field(default=0, ge=0)
     """Number of steps that generation may be ahead of training. 0: the samples of a step are
     generated, then trained on. k: while a step trains, samples of the next k steps are generated;
