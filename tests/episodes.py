@@ -52,14 +52,11 @@ class OneHost:
     """One host of environments or agents in this process."""
 
     host: EnvHost | AgentHost
+    name: str = field(init=False)
+    config: EnvironmentConfig = field(init=False)
 
-    @property
-    def config(self) -> EnvironmentConfig:
-        return self.host.config
-
-    @property
-    def name(self) -> str:
-        return self.host.name
+    def __post_init__(self) -> None:
+        self.name, self.config = self.host.name, self.host.config
 
     async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
         return await self.host.open(episode, seed, options_of(prompt))

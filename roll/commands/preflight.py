@@ -118,8 +118,8 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
 
 
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Yield a check for the file of each corpus, which raises ConfigError if it is missing or empty,
-    or its first line has no passage."""
+    """Yield a check for the file of each corpus, which raises ConfigError if it is missing or
+    empty, or its first line has no passage."""
     for corpus in config.corpora.values() if isinstance(config, AgenticBase) else ():
         yield partial(read_passages, Path(corpus.path), corpus.text, corpus.title, limit=1)
 

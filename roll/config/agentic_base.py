@@ -33,16 +33,17 @@ class AgenticBase(RlvrBase):
     @property
     def roles(self) -> dict[str, RoleConfig]:
         """Every role that uses devices; an opponent has the key `opponents.<name>`."""
-        own = {f"opponents.{name}": role for name, role in self.opponents.items()}
+        own: dict[str, RoleConfig] = {f"opponents.{n}": r for n, r in self.opponents.items()}
         return super().roles | own
 
     @property
     def models(self) -> dict[str, ModelConfig]:
         """All models that the file names, those of opponents and corpora included, by their
         keys."""
-        own = {f"opponents.{name}.model": role.model for name, role in self.opponents.items()}
-        own |= {f"corpora.{name}.model": corpus.model for name, corpus in self.corpora.items()}
-        return super().models | {key: model for key, model in own.items() if model is not None}
+        opponents = {f"opponents.{n}.model": role.model for n, role in self.opponents.items()}
+        corpora = {f"corpora.{n}.model": corpus.model for n, corpus in self.corpora.items()}
+        own = {key: model for key, model in opponents.items() if model is not None}
+        return super().models | own | corpora
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:

@@ -22,9 +22,9 @@ Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 Search = Callable[[str, str, int], Awaitable[list[str]]]
-"""Function that returns passages of one of the `corpora` of a run, the nearest to a query first. Its
-arguments are the name of the corpus, the query, and the number of passages. EnvironmentFailedError
-if it gets no answer."""
+"""Function that returns passages of one of the `corpora` of a run, the nearest to a query first.
+Its arguments are the name of the corpus, the query, and the number of passages.
+EnvironmentFailedError if it gets no answer."""
 
 
 class Action(str):

@@ -15,10 +15,10 @@ C = TypeVar("C", bound=RunConfig)
 def absolute_paths(config: C) -> C:
     """Return the config with absolute paths where workers open them.
 
-    These are `output_dir`, the folders of models and tokenizers, and the files of corpora. A model whose folder does not
-    exist here is taken for a name on the hub and stays as it is. Paths of data stay, because the
-    driver reads them; so do the `kwargs` of rewards, because only the user knows their meaning. The
-    saved config.yaml keeps the paths that the user wrote.
+    These are `output_dir`, the folders of models and tokenizers, and the files of corpora. A model
+    whose folder does not exist here is taken for a name on the hub and stays as it is. Paths of
+    data stay, because the driver reads them; so do the `kwargs` of rewards, because only the user
+    knows their meaning. The saved config.yaml keeps the paths that the user wrote.
     """
     changes: dict[str, Any] = {
         "output_dir": str(_absolute(config.output_dir)),

@@ -1,5 +1,5 @@
-"""Filters that reject finished groups not worth training on, which new prompts replace; and rules that
-leave out single samples."""
+"""Filters that reject finished groups not worth training on, which new prompts replace; and rules
+that leave out single samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ DROPPED = "rollout.drop"
 def without_dropped(group: Group, rules: Sequence[DropConfig]) -> Group:
     """Return a group in which the samples that one of the rules names have no reward."""
     samples = tuple(
-        replace(one, failed=(*one.failed, DROPPED)) if any(_hits(rule, one) for rule in rules) else one
+        replace(one, failed=(*one.failed, DROPPED))
+        if any(_hits(rule, one) for rule in rules)
+        else one
         for one in group.samples
     )
     return replace(group, samples=samples)

@@ -192,8 +192,8 @@ def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
     """Raise ConfigError unless every other model has the same tokens under the same ids.
 
-    Other models (teachers, reward models, opponents) read the token ids of the trained model. All tokenizers
-    are loaded.
+    Other models (teachers, reward models, opponents) read the token ids of the trained model. All
+    tokenizers are loaded.
 
     Args:
         policy: the trained model.

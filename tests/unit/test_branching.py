@@ -169,9 +169,9 @@ def test_branches_leave_the_most_uncertain_turns_and_fill_the_group(
         assert one.reward == pytest.approx(sum(turn.reward for turn in one.turns))
 
 
-def test_a_branch_is_an_episode_of_its_own_for_advantages_and_checkpoints() -> None:
+def test_a_branch_is_an_episode_of_its_own_for_advantages_and_checkpoints(tmp_path: Path) -> None:
     group, _ = group_of(walk(2, branching={"min_rise": -9}))
-    again = from_plain(from_disk(to_plain(group), Path("/tmp")), lambda _: TASK.prompt)
+    again = from_plain(from_disk(to_plain(group), tmp_path), lambda _: TASK.prompt)
     assert [one.shared_tokens for one in again.samples] == [
         one.shared_tokens for one in group.samples
     ]
@@ -196,6 +196,9 @@ def test_branches_go_where_the_prefix_is_and_are_not_those_of_validation() -> No
             sessions.append(session)
             return choose(session, loads)
 
+        def home(self, session: str) -> None:
+            return None
+
     made.fleet.routing = Noting()
     asyncio.run(made.run(TASK))
     assert set(sessions) == {"5/walk:3/0"}
@@ -212,7 +215,9 @@ def test_spare_episodes_may_branch_too() -> None:
 def test_an_environment_that_answers_otherwise_cannot_be_replayed() -> None:
     dice = random.Random(0)
     hosts = walk(2, noise=lambda: dice.randrange(1000), branching={"min_rise": -9})
-    with pytest.raises(EnvironmentFailedError, match=r"cannot be replayed: its answer to turn 1 was"):
+    with pytest.raises(
+        EnvironmentFailedError, match=r"cannot be replayed: its answer to turn 1 was"
+    ):
         group_of(hosts)
     group, _ = group_of(hosts, failed=FailedEpisodes({"walk": 1.0}))
     assert [one.has_reward for one in group.samples] == [True] * 2 + [False] * 4
@@ -270,9 +275,7 @@ def test_a_branch_of_a_real_environment_goes_on_in_the_state_that_it_left() -> N
         _, info = env.reset(seed=3)
         for turn in one.turns:
             assert turn.state == str(info["state"])
-            moved = tokenizer.decode(
-                list(one.sample.completion.tokens[turn.begin : turn.end - 1])
-            )
+            moved = tokenizer.decode(list(one.sample.completion.tokens[turn.begin : turn.end - 1]))
             _, reward, *_, info = env.step(moved)
             assert turn.reward == reward
 

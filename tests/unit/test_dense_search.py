@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,7 @@ def test_the_tool_asks_the_corpora_of_the_run() -> None:
 
 def string_of(*texts: str) -> str:
     """All characters of these texts and of plain English, each once."""
-    base = "abcdefghijklmnopqrstuvwxyz0123456789 .,:;?!<>/_\n[]{}\"'`-()*#&|=+\\ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return "".join(dict.fromkeys(base + "".join(texts)))
+    return "".join(dict.fromkeys(string.printable + "".join(texts)))
 
 
 def test_the_tool_says_where_it_has_no_corpus() -> None:

@@ -155,7 +155,7 @@ class Episodes:
         records = [one.record for one in first if one.samples[0].has_reward]
         # In a thread: the tokens of long episodes take their time.
         points = await asyncio.to_thread(branch_points, records, branching, others)
-        starts = [records[episode].before(number) for episode, number in points]
+        starts: list[Record | None] = [records[i].before(number) for i, number in points]
         starts += [None] * (others - len(starts))
         later = [self._episode(task, begun + i, start) for i, start in enumerate(starts)]
         return first + await first_done(later, wanted - whole)

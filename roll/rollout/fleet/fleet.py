@@ -1,10 +1,10 @@
 """`Fleet`: all inference replicas behind one `generate` that survives the loss of any replica.
 
-A request waits in the queue of the fleet, first come first served, until a replica has room. If the
-replica is lost, or hands the request over because its devices are needed elsewhere, the tokens
-written so far are kept, and each unfinished sibling continues as a separate request on another
-replica. If tokens of older weights must not be continued, these siblings start again. So every
-sibling ends exactly once.
+A request waits in the line of the fleet until a replica has room; a replica takes those first
+whose prefix it has, and otherwise first come, first served (`waiting.py`). If the replica is lost,
+or hands the request over because its devices are needed elsewhere, the tokens written so far are
+kept, and each unfinished sibling continues as a separate request on another replica. If tokens of
+older weights must not be continued, these siblings start again. So every sibling ends exactly once.
 
 Waits: `generate` first waits for a seat (room on a replica). A seat becomes free when a request
 ends or a replica comes back. Then `generate` waits for the replica, which ends the request, is lost
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from roll.rollout.fleet.partial_completions import (
 )
 from roll.rollout.fleet.replica import Replica, State
 from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
+from roll.rollout.fleet.waiting import Waiting, WaitingLine
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +46,6 @@ MAX_MOVES = 20
 """Largest number of moves of one request whose replicas are lost, or abort it without being asked.
 With more moves the engines count as broken. A request that is handed over because devices or
 weights change has not failed; this move is not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Request that waits for a replica."""
-
-    session: str
-    request: GenerateRequest
-    seat: asyncio.Future[Replica]
-    moved: bool
-    """True if the request ran on another replica before."""
 
 
 @dataclass(eq=False)
@@ -77,7 +67,7 @@ class Fleet:
     """Function called with a lost replica and the reason. The owner of this function must bring the
     replica back. Without it, `generate` fails when the last replica is lost."""
     _loads: Loads = field(init=False, repr=False)
-    _waiting: deque[_Waiting] = field(default_factory=deque, init=False, repr=False)
+    _waiting: WaitingLine = field(init=False, repr=False)
     _admitting: bool = field(default=False, init=False, repr=False)
     _failure: Exception | None = field(default=None, init=False, repr=False)
     _counters: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -85,6 +75,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self._loads = Loads(self.replicas)
+        self._waiting = WaitingLine(len(self.replicas))
         for replica in self.replicas:
             replica.report_to(self._replica_changed, self._replica_lost)
 
@@ -272,10 +263,8 @@ class Fleet:
     def fail(self, error: Exception) -> None:
         """Make every request that waits for a seat, now or later, fail with `error`."""
         self._failure = error
-        while self._waiting:
-            seat = self._waiting.popleft().seat
-            if not seat.done():
-                seat.set_exception(error)
+        for waiting in self._waiting.clear():
+            waiting.seat.set_exception(error)
 
     def take_metrics(self) -> Metrics:
         """Return counts of lost replicas, moved requests and moved tokens since the last call."""
@@ -298,13 +287,9 @@ class Fleet:
 
     async def _seat(self, request: GenerateRequest, session: str, *, moved: bool) -> Replica:
         """Wait for a replica with room that is reserved for the request; a request that was moved
-        waits at the head of the queue. Raise the error that `fail` is given meanwhile."""
+        waits at the head of the line. Raise the error that `fail` is given meanwhile."""
         seat: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(session, request, seat, moved)
-        if moved:
-            self._waiting.appendleft(waiting)
-        else:
-            self._waiting.append(waiting)
+        self._waiting.add(Waiting(session, request, seat, moved), self.routing.home(session))
         try:
             return await seat
         except asyncio.CancelledError:
@@ -319,21 +304,18 @@ class Fleet:
         if self._waiting and not self._admitting and replica.open:
             self._admitting = True
             try:
-                self._admit_waiting()
+                self._admit_waiting(replica)
             finally:
                 self._admitting = False
 
-    def _admit_waiting(self) -> None:
-        """Give seats to waiting requests, in order, while a replica has room."""
-        while self._waiting:
-            first = self._waiting[0]
-            if not first.seat.done():
-                replica = self.routing.choose(first.session, self._loads)
-                if replica is None:
-                    return
-                replica.reserve(first.request, moved=first.moved)
-                first.seat.set_result(replica)
-            self._waiting.popleft()
+    def _admit_waiting(self, replica: Replica) -> None:
+        """Give seats to waiting requests while this replica has room."""
+        while replica.open and (one := self._waiting.next_for(replica.index)) is not None:
+            chosen = self.routing.choose(one.session, self._loads)
+            assert chosen is not None, "at least this replica has room"
+            chosen.reserve(one.request, moved=one.moved)
+            one.seat.set_result(chosen)
+            self._waiting.serve(one)
 
     def _replica_lost(self, replica: Replica, reason: str) -> None:
         """Count a lost replica and call `on_lost`; without it, `fail` after the last replica."""

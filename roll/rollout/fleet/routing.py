@@ -76,6 +76,11 @@ class RoutingPolicy(Protocol):
         """
         ...
 
+    def home(self, session: str) -> int | None:
+        """Return the index of the replica that has the prefix of a session; None if it is not
+        known, or does not matter."""
+        ...
+
 
 @dataclass(frozen=True)
 class LeastLoaded:
@@ -85,6 +90,10 @@ class LeastLoaded:
         """Return the open replica with the lowest load, whatever the session; None if none is
         open."""
         return loads.least()
+
+    def home(self, session: str) -> int | None:
+        """Return None: prefixes do not matter."""
+        return None
 
 
 @dataclass
@@ -118,3 +127,7 @@ class Sticky:
             if len(self._home) > self.max_sessions:
                 self._home.popitem(last=False)
         return chosen
+
+    def home(self, session: str) -> int | None:
+        """Return the index of the replica of a session; None for a new one."""
+        return self._home.get(session)

@@ -81,7 +81,7 @@ class Carrier(Generic[Q, A]):
         told: A | str
         try:
             told = await self.answer(question)
-        except Exception as error:  # noqa: BLE001 - a failure of this question, which the asker counts
+        except Exception as error:  # noqa: BLE001 - of this question; the asker counts it
             told = f"{type(error).__name__}: {error}"
         await bring([(question.id, told)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from roll.core.errors import EnvironmentFailedError
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.envs.tools.passages import Query
-from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.rpc_batching import BatchedCalls
 from roll.runtime.side_engines.carrier import Carrier
 from roll.runtime.side_engines.start import resident_name
@@ -99,9 +99,8 @@ async def search(cluster: Cluster[Any], queries: list[tuple[str, int]]) -> Seque
         cluster: workers of the corpus.
         queries: pairs of a text and the number of passages that are wanted.
     """
-    parts = await all_or_first_error(
-        [cluster.ask(rank, SearchWorker.best, queries) for rank in range(cluster.world_size)]
-    )
+    ranks = range(cluster.world_size)
+    parts = await asyncio.gather(*(cluster.ask(r, SearchWorker.best, queries) for r in ranks))
     return [
         [
             passage

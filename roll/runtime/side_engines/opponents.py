@@ -1,5 +1,5 @@
-"""Opponents of the policy in environments of several players: engines of their own, with weights that
-stay, or with those of the policy at an earlier step."""
+"""Opponents of the policy in environments of several players: engines of their own, with weights
+that stay, or with those of the policy at an earlier step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from roll.config.sections.services.opponent import OpponentConfig
 from roll.config.sections.roles import Role
+from roll.config.sections.services.opponent import OpponentConfig
 from roll.core.metrics import Last, Metrics
 from roll.core.threads.fair_lock import FairLock
 from roll.distributed.cluster import Placement

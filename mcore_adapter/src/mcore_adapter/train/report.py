@@ -18,8 +18,8 @@ Metrics = Mapping[str, float]
 
 
 class Report:
-    """Progress report of a run. Making it, `step` and `validation` are collectives: if rank 0 cannot
-    write, all ranks raise ConversionError, so that none waits for it.
+    """Progress report of a run. Making it, `step` and `validation` are collectives: if rank 0
+    cannot write, all ranks raise ConversionError, so that none waits for it.
 
     Args:
         path: file for the lines of JSON. Lines of steps that will be repeated are removed from it.

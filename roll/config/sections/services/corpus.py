@@ -26,8 +26,8 @@ class CorpusConfig(Config):
     model: ModelConfig
     """Encoder, with its own tokenizer."""
     pooling: Literal["mean", "first", "last"] = "mean"
-    """Vector of a text: the mean over its tokens, or that of its first (CLS) or last token. The card
-    of the encoder says which, and so for the prefixes."""
+    """Vector of a text: the mean over its tokens, or that of its first (CLS) or last token. The
+    card of the encoder says which, and so for the prefixes."""
     query_prefix: str = ""
     """Text before each query, such as `query: `."""
     passage_prefix: str = ""
