@@ -20,7 +20,7 @@ from roll.core.types import GenerateRequest
 from roll.models.load import load_config
 from roll.models.vision import folder
 from roll.models.vision.folder import VisionPart
-from roll.models.vision.parts import sees
+from roll.models.vision.parts import FAMILIES, sees
 
 Patches = NDArray[np.uint8]
 
@@ -122,7 +122,7 @@ class PictureReader:
             raise EngineError(str(error)) from error
         raise EngineError(
             f"a request has pictures, but model {self._model.path!r} of type "
-            f"{config.model_type!r} reads none; docs/models.md lists models that do"
+            f"{config.model_type!r} reads none; take one of {', '.join(sorted(FAMILIES))}"
         )
 
     def _fetch(self, pictures: Pictures) -> Pictures:
