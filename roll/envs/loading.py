@@ -32,6 +32,7 @@ from roll.envs.built_in.boards.sliding_puzzle import SlidingPuzzle
 from roll.envs.built_in.boards.sokoban import Sokoban
 from roll.envs.built_in.boards.tic_tac_toe import TicTacToe
 from roll.envs.built_in.code.fix_code import FixCode
+from roll.envs.built_in.code.terminal import Terminal
 from roll.envs.built_in.numbers.bandit import Bandit
 from roll.envs.built_in.numbers.blackjack import Blackjack
 from roll.envs.built_in.numbers.calculator import Calculator
@@ -60,6 +61,7 @@ ENVS.register("shop")(Shop)
 ENVS.register("search_qa")(SearchQa)
 ENVS.register("house")(TextHouse)
 ENVS.register("fix_code")(FixCode)
+ENVS.register("terminal")(Terminal)
 ENVS.register("tools")(Tools)
 
 

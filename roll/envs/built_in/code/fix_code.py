@@ -83,34 +83,36 @@ class FixCode:
     ) -> tuple[str, dict[str, Any]]:
         dice = random.Random(seed)
         given = options or {}
-        self._task = _task_of(given) if "tests" in given else make_task(dice, self.tests)
+        self.task = _task_of(given) if "tests" in given else make_task(dice, self.tests)
         self._mark = f"{dice.getrandbits(64):016x} "
         self._sandbox = sandbox_of(self.settings)
         rules = (
             "The program has a mistake. Answer with the whole mended program in a block that "
             "begins with ```python and ends with ```.\n"
         )
-        task = f"```python\n{self._task.code.rstrip()}\n```\nTests call `{self._task.entry}`."
-        return (rules if self.rules else "") + task, self._info()
+        task = f"```python\n{self.task.code.rstrip()}\n```\nTests call `{self.task.entry}`."
+        return (rules if self.rules else "") + task, self.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         blocks = _BLOCK.findall(action)
         if not blocks:
             self._invalid += 1
-            return "There is no block of code.", 0.0, False, False, self._info()
-        results = self._results(blocks[-1])
-        said = self._judged(results)
-        won = self._passed == len(self._task.tests)
-        self._state = said
-        return said, float(won), won, False, self._info()
+            return "There is no block of code.", 0.0, False, False, self.info()
+        said, won = self.judge(blocks[-1])
+        return said, float(won), won, False, self.info()
+
+    def judge(self, code: str) -> tuple[str, bool]:
+        """Run the tests on a program; return what is said about them, and whether all pass."""
+        self._state = self._judged(self._results(code))
+        return self._state, self._passed == len(self.task.tests)
 
     def close(self) -> None:
         """Do nothing: all episodes of a process share the sandbox."""
 
     def _results(self, code: str) -> list[Any] | str:
         """Return what the program gives for each test; or why it gives nothing."""
-        calls = [arguments for arguments, _ in self._task.tests]
-        job = {"code": code, "entry": self._task.entry, "calls": calls, "mark": self._mark}
+        calls = [arguments for arguments, _ in self.task.tests]
+        job = {"code": code, "entry": self.task.entry, "calls": calls, "mark": self._mark}
         outcome = self._sandbox.run_now(Job(_HARNESS, json.dumps(job), limits=self.limits))
         lines = outcome.stdout.split("\n")
         told = next((line for line in reversed(lines) if line.startswith(self._mark)), None)
@@ -126,7 +128,7 @@ class FixCode:
 
     def _judged(self, results: list[Any] | str) -> str:
         """Count the tests that pass, and return what is said about the others."""
-        tests = self._task.tests
+        tests = self.task.tests
         if isinstance(results, str):
             self._passed = 0
             return f"0 of {len(tests)} tests pass. The program was {results}."
@@ -138,20 +140,20 @@ class FixCode:
             arguments, wanted = tests[i]
             call = ", ".join(map(repr, arguments))
             lines.append(
-                f"{self._task.entry}({call:.{MAX_SHOWN}}) gives {_told(results[i])}, expected "
+                f"{self.task.entry}({call:.{MAX_SHOWN}}) gives {_told(results[i])}, expected "
                 f"{wanted!r:.{MAX_SHOWN}}."
             )
         return "\n".join(lines)
 
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """Return the `info` of `reset` and `step`.
 
         `tests_passed` is the share that passes; `state` is what was last said about the tests,
         empty at first.
         """
         return {
-            "success": self._passed == len(self._task.tests),
-            "tests_passed": self._passed / len(self._task.tests),
+            "success": self._passed == len(self.task.tests),
+            "tests_passed": self._passed / len(self.task.tests),
             "invalid": self._invalid,
             "state": self._state,
         }

@@ -1,0 +1,102 @@
+"""`terminal`: mend a program with commands of a shell until its tests pass."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from roll.envs.built_in.code.fix_code import FixCode
+from roll.envs.tools.api import Tool, ToolError
+from roll.envs.tools.built_in.sandboxed import SandboxKit
+from roll.envs.tools.cutting import cut_to
+
+FILE = "program.py"
+_BLOCK = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class Terminal:
+    """Folder with a program that has a mistake, and a shell in it. A turn is a command, or holds
+    one in a block of code; the last block counts. After each turn that has changed the program its
+    tests run, in a sandbox of their own, which the shell does not reach.
+
+    The reward is 1 when all tests pass, 0 before. Tasks are those of `fix_code`; a data row may
+    also have the column `files` (contents by path).
+
+    Args:
+        tests: number of tests, in tasks of seeds.
+        hidden: share of the tests that are never shown.
+        level: level of the sandbox: `namespaces`, or `none` if the policy is trusted; `auto` takes
+            the strongest that there is.
+        remote: hosts of the level `remote`: `{urls: [...]}`.
+        cpu_s: CPU time of the tests of one turn, in seconds.
+        memory_mb: memory of them.
+        shown: number of tokens of what a command prints that are shown, of about four characters.
+        rules: explain the task in the first observation.
+    """
+
+    def __init__(
+        self,
+        tests: int = 8,
+        hidden: float = 0.5,
+        level: str = "auto",
+        cpu_s: float = 3.0,
+        memory_mb: float = 256.0,
+        shown: int = 256,
+        rules: bool = True,
+        remote: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the arguments, which the class describes; errors are those of `fix_code` and of the
+        tool `shell`."""
+        self._tests = FixCode(tests, hidden, level, cpu_s, memory_mb, rules=False, remote=remote)
+        self._kit = SandboxKit(("shell", "files"), level=level, remote=remote)
+        self._shown, self._rules = shown, rules
+        self._tools: dict[str, Tool] = {}
+        self._code = self._verdict = ""
+        self._won = False
+        self._invalid = 0
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        row = options or {}
+        await asyncio.to_thread(self._tests.reset, seed=seed, options=row)
+        files = {**(row.get("files") or {}), FILE: self._tests.task.code}
+        self._code = self._tests.task.code.rstrip("\n")  # as the tool reads it
+        self._tools = {tool.name: tool for tool in await self._kit.open({"files": files})}
+        rules = (
+            f"The file {FILE} has a mistake. Mend it: each turn is one command for /bin/sh, in a "
+            "block that begins with ```sh and ends with ```. Tests run when the file has changed.\n"
+        )
+        task = f"Tests call `{self._tests.task.entry}` of {FILE}."
+        return (rules if self._rules else "") + task, self._info()
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        blocks = _BLOCK.findall(action)
+        command = (blocks[-1] if blocks else action).strip().replace("\0", "")
+        if not command:
+            self._invalid += 1
+            return "There is no command.", 0.0, False, False, self._info()
+        printed = cut_to(await self._call("shell", command=command), self._shown, None)
+        code = await self._call("read_file", path=FILE)
+        if code != self._code:
+            self._code = code
+            self._verdict, self._won = await asyncio.to_thread(self._tests.judge, code)
+        said = "\n".join(filter(None, (printed, self._verdict)))
+        return said, float(self._won), self._won, False, self._info()
+
+    async def close(self) -> None:
+        """End the shell and all that it has started."""
+        await self._kit.close()
+
+    async def _call(self, tool: str, **arguments: str) -> str:
+        """Return what a tool says, also of a mistake."""
+        try:
+            return str(await self._tools[tool].call(arguments))
+        except ToolError as error:
+            return str(error)
+
+    def _info(self) -> dict[str, Any]:
+        """Return the `info` of `fix_code`; `state` is the program."""
+        return {**self._tests.info(), "invalid": self._invalid, "state": self._code}
