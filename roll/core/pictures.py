@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,3 +49,10 @@ class Pictures:
     def num_patches(self) -> int:
         """Return the number of patches of all pictures."""
         return sum(frames * rows * columns for frames, rows, columns in self.grids)
+
+
+def patches_of_rows(pictures: Sequence[Pictures | None] | None, rows: int) -> list[int]:
+    """Return the number of patches of each row of a batch, which has `pictures` or None."""
+    if pictures is None:
+        return [0] * rows
+    return [0 if each is None else each.num_patches() for each in pictures]

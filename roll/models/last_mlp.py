@@ -22,7 +22,10 @@ KNOWN = frozenset(
         "olmo2",
         "phi3",
         "qwen2",
+        "qwen2_5_vl_text",
+        "qwen2_vl_text",
         "qwen3",
+        "qwen3_vl_text",
         "seed_oss",
         "smollm3",
     }

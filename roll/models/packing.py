@@ -30,7 +30,14 @@ def enable(model: PreTrainedModel) -> None:
     """
     check(model, "packing")
     if model.config.get_text_config()._attn_implementation not in _KERNELS:
-        model.set_attn_implementation(ATTENTION)
+        use(model, ATTENTION)
+
+
+def use(model: PreTrainedModel, attention: str) -> None:
+    """Let the layers of the language model compute attention with the function that transformers
+    finds under this name. Those of a vision part, which is not causal, keep theirs."""
+    divided = "text_config" in model.config.sub_configs
+    model.set_attn_implementation({"text_config": attention} if divided else attention)
 
 
 def check(model: PreTrainedModel, key: str) -> None:

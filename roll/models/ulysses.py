@@ -52,7 +52,7 @@ def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
         why = _unshared_heads(config, ranks, tp)
     if why:
         raise ConfigError(f"{key}: model type {config.model_type!r} has {why}; leave out `{key}`")
-    model.set_attn_implementation(ATTENTION)
+    packing.use(model, ATTENTION)
 
 
 def attention(

@@ -14,6 +14,7 @@ from roll.algorithms.shaping.sample_weights import weigh_samples
 from roll.algorithms.weights import row_weights
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.pictures import patches_of_rows
 from roll.core.sample_table import SampleTable
 from roll.data.balance import balanced_order
 from roll.rollout.types import Group, ScoredSample
@@ -75,11 +76,12 @@ def weighed(update: S, aggregation: Aggregation, aggregation_tokens: int | None)
 
 def balanced(batch: B, ranks: int) -> B:
     """Return the rows in an order in which consecutive equal parts, one per rank, hold about
-    equally many tokens. The rows of a unit (a pair) stay together. ValueError if the units do not
-    divide evenly over the ranks."""
+    equally many tokens, where a patch of a picture counts as a token, too. The rows of a unit (a
+    pair) stay together. ValueError if the units do not divide evenly over the ranks."""
     unit = batch.unit
-    lengths = batch.lengths.view(-1, unit).sum(1).tolist()
-    order = balanced_order(lengths, ranks)
+    patches = patches_of_rows(batch.pictures, len(batch))
+    sizes = [own + more for own, more in zip(batch.lengths.tolist(), patches, strict=True)]
+    order = balanced_order([sum(sizes[i : i + unit]) for i in range(0, len(sizes), unit)], ranks)
     return cast(B, batch.select([one * unit + i for one in order for i in range(unit)]))
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.strategy.training.microbatch import plan, take
+from roll.core.pictures import Pictures
+from roll.strategy.training.microbatch import plan, plan_of, take
 from tests.tiny import rollout_batch
 
 lengths_lists = st.lists(st.integers(1, 40), max_size=60)
@@ -70,3 +71,42 @@ def test_taken_rows_are_cut_to_the_longest_and_their_padding_is_a_token_id() -> 
         assert torch.equal(part.tokens[i, :length], batch.tokens[row, :length])
         assert bool((part.tokens[i, length:] == 0).all())
     assert torch.equal(batch.tokens, dirty)  # the caller's batch stays as it was
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), max_size=60),
+    st.integers(1, 200),
+    st.booleans(),
+)
+def test_patches_count_as_tokens(rows: list[tuple[int, int]], budget: int, packed: bool) -> None:
+    lengths, patches = [row[0] for row in rows], [row[1] for row in rows]
+    parts = plan(lengths, budget, packed=packed, patches=patches)
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    for part in parts:
+        own = [lengths[row] for row in part]
+        tokens = sum(own) if packed else len(part) * max(own)
+        assert len(part) == 1 or tokens + sum(patches[row] for row in part) <= budget
+
+
+@given(longer_lists, st.integers(1, 10_000), st.booleans())
+def test_rows_without_pictures_are_planned_as_ever(
+    lengths: list[int], budget: int, packed: bool
+) -> None:
+    none = [0] * len(lengths)
+    assert plan(lengths, budget, packed=packed, patches=none) == plan(
+        lengths, budget, packed=packed
+    )
+
+
+def test_patches_of_a_pair_belong_to_both_rows() -> None:
+    lengths, patches = [10] * 8, [12, 0, 0, 12, 0, 0, 0, 0]
+    assert plan(lengths, 40, unit=2, patches=patches) == [[0, 1], [2, 3], [4, 5, 6, 7]]
+    assert plan(lengths, 64, unit=2, patches=patches) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_batch_is_planned_with_the_patches_of_its_pictures() -> None:
+    pictures = Pictures((0,), ((1, 4, 6),), None)  # type: ignore[arg-type]
+    batch = replace(rollout_batch(4), pictures=[pictures, None, pictures, None])
+    longest = int(batch.lengths.max())
+    assert len(plan_of(batch, 4 * longest + 48)) == 1
+    assert len(plan_of(batch, 4 * longest + 24)) == 2

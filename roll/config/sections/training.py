@@ -52,7 +52,7 @@ class LearnerRole(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
     """Number of tokens, padding included, in one forward and backward pass of a device, or of a
-    group of devices that share rows."""
+    group of devices that share rows. Each patch of a picture counts as one token more."""
     packing: bool = False
     """Put the sequences of a micro-batch one after another into one row, where attention keeps them
     separate, instead of padding them to the longest."""
@@ -89,7 +89,7 @@ class ScoreRole(Config):
     actor_train.model or the top-level `model`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
     """Number of tokens, padding included, in one forward pass of a device, or of a group of devices
-    that share rows."""
+    that share rows. Each patch of a picture counts as one token more."""
     packing: bool = False
     """Put the sequences of a micro-batch one after another into one row, as in roles that train."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)

@@ -67,6 +67,7 @@ class Unstacked(Generic[T]):
         self.needed = whole.needed
         self.collect = whole.collect
         self.packs = whole.packs
+        self.tower = whole.tower
 
     def __call__(self, tokens_BT: Tensor, request: ForwardRequest) -> ModelOutputs:
         parts = self._run(tokens_BT, request).unbind()

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 from roll.core.errors import ConfigError
+from roll.models.vision.parts import language_model
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _OF_HEADS = "replicated_with_grad_allreduce"
@@ -43,16 +44,16 @@ def cut(
     Args:
         planned: result of `plan` for the model.
     """
-    (path,) = (name for name, module in model.base_model.named_modules() if module is layer)
+    (path,) = (name for name, module in language_model(model).named_modules() if module is layer)
     styles: dict[str, ParallelStyle] = {
         name: ColwiseParallel() if kind == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
         for name, kind in planned.items()
         if name.startswith(f"{path}.")
     }
     # None: every rank has loaded the full model, so no weights have to be sent.
-    parallelize_module(model.base_model, mesh, styles, src_data_rank=None)
+    parallelize_module(language_model(model), mesh, styles, src_data_rank=None)
     for name in _blocks(styles):
-        block = model.base_model.get_submodule(name)
+        block = language_model(model).get_submodule(name)
         block.register_forward_pre_hook(partial(_gather, mesh), with_kwargs=True)
 
 
@@ -66,7 +67,7 @@ def plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
     """
     table = _table(model)
     found: dict[str, str] = {}
-    for name, module in model.base_model.named_modules():
+    for name, module in language_model(model).named_modules():
         kind = _kind(table, name)
         if kind in (_COLUMNS, _ROWS):
             _check_linear(model, name, module, kind, ranks)
@@ -166,7 +167,7 @@ def _check_block(model: PreTrainedModel, table: Mapping[str, str], name: str) ->
     Raises:
         ConfigError: the table omits a module.
     """
-    for inner, module in model.base_model.get_submodule(name).named_modules():
+    for inner, module in language_model(model).get_submodule(name).named_modules():
         path = f"{name}.{inner}" if inner else name
         if list(module.parameters(recurse=False)) and _kind(table, path) is None:
             raise ConfigError(

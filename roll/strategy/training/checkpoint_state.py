@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models import lora
 from roll.models.load import load_tokenizer
+from roll.models.vision.folder import PROCESSOR_FILES
+from roll.models.vision.parts import sees
+from roll.strategy.hf_folder import folder_of
 from roll.strategy.training.random_states import random_states, read_random_states
 
 FORMAT = 2
@@ -101,6 +105,8 @@ def save_trained(
         save_adapter(path, model, config, tokenizer, factors())
     else:
         save_hf(path, model, tokenizer, getattr(torch, config.dtype), weights())
+        if sees(model.config) and dist.get_rank() == 0:
+            copy_processors(path, config)
 
 
 def save_hf(
@@ -164,6 +170,14 @@ def save_companions(
     config.dtype = dtype
     config.save_pretrained(path)
     tokenizer.save_pretrained(path)
+
+
+def copy_processors(path: Path, config: ModelConfig) -> None:
+    """Copy the settings of a model's processors for pictures to a Hugging Face folder."""
+    for name in PROCESSOR_FILES:
+        file = folder_of(config) / name
+        if file.is_file():
+            shutil.copyfile(file, path / name)
 
 
 def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:

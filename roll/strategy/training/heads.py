@@ -22,6 +22,7 @@ from roll.models.load import (
     split_head,
     split_value_head,
 )
+from roll.models.vision.tower import Tower, find_tower
 from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
         temperature: divides the logits; above zero.
         chunk_tokens: number of tokens whose logits exist at the same time.
         compared: settings of the divergence from teachers; None if the policy has no teacher.
+        tower: vision part of the model; None if it reads no pictures.
 
     Raises:
         ConfigError: the temperature is not above zero.
@@ -48,9 +50,11 @@ class PolicyModel(TokenModel[PolicyTerms]):
         temperature: float,
         chunk_tokens: int,
         compared: Comparison | None = None,
+        tower: Tower | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.tower = tower
         self.last_mlp = last_mlp.find(model)
         self._chunk_tokens = chunk_tokens
         self._compared = compared
@@ -146,11 +150,13 @@ class PolicyHead:
     """Settings of the divergence from teachers; None if the policy has no teacher."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
+        loaded = load_causal_lm(model, dtype=dtype)
         return PolicyModel(
-            load_causal_lm(model, dtype=dtype),
+            loaded,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
             compared=self.compared,
+            tower=find_tower(loaded, model),
         )
 
 

@@ -35,19 +35,23 @@ def micro_losses(
 
     Args:
         metrics: collects the metrics of all micro-batches.
-        max_tokens: maximum number of tokens in a micro-batch, padding included.
+        max_tokens: maximum number of tokens in a micro-batch, padding and patches included.
 
     Raises:
         ValueError: `batch.token_weights` is not set.
+        ConfigError: rows have pictures, and the model reads none.
     """
     batch.require("token_weights", made_by="token_weights")
-    parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)
+    tower = forward.runs_tower(model, batch, partial(max_over_ranks, device=device))
+    parts = microbatch.plan_of(batch, max_tokens, packed=model.packs)
     passes = max_over_ranks(len(parts), device)
     for i in range(passes):
         if i < len(parts):
             micro = microbatch.take(batch, parts[i])
-            terms_of = partial(forward.token_terms, model, micro, device=device, entropy=True)
+            terms_of = partial(
+                forward.token_terms, model, micro, device=device, entropy=True, tower=tower
+            )
             total = micro_loss(micro, terms_of, loss, metrics, device)
         else:
-            total = forward.empty_pass(model, device)
+            total = forward.empty_pass(model, device, tower=tower)
         yield total, i == passes - 1

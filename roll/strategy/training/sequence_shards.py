@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from roll.models import packing
+from roll.models.vision.inputs import PictureInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Slice:
     """Flat indices, into `tokens_BW`, of the hidden states for those M tokens, int64."""
     arguments: dict[str, Any]
     """Keyword arguments of the model's backbone."""
+    pictures: PictureInputs | None
+    """Pictures of the rows, of which this slice reads the features of its own placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class SequenceShards:
         positions_N: Tensor,
         lengths: Sequence[int] | None,
         target_shift: int,
+        pictures: PictureInputs | None,
     ) -> Slice:
         """Return this rank's part; rows are padded so that all slices are equal.
 
@@ -58,12 +62,15 @@ class SequenceShards:
             positions_N: flat indices of the tokens that results are wanted of.
             lengths: number of tokens of each sequence, if the only row is packed.
             target_shift: as `TokenModel.target_shift`.
+            pictures: pictures of the rows. Every rank runs the tower over all of them, and the
+                gradients of the features that it uses are its part of the gradient.
         """
         width = rows_BT.shape[1]
         part = -(-width // self.group.size())
         more = part * self.group.size() - width
         first = part * self.group.rank()
         rows = pad(rows_BT, [0, more])
+        attended = self._attended(part)
         row_N, column_N = positions_N // width, positions_N % width
         read_N = column_N - target_shift - first
         mine_M = ((read_N >= 0) & (read_N < part)).nonzero().flatten()
@@ -71,7 +78,10 @@ class SequenceShards:
             tokens_BW=rows[:, first : first + part],
             mine_M=mine_M,
             states_M=(row_N * part + read_N)[mine_M],
-            arguments=self._arguments(width, more, lengths, rows.device),
+            arguments=self._arguments(width, more, lengths, attended, rows.device),
+            pictures=None
+            if pictures is None
+            else pictures.cut(width, slice(first, first + part), attended),
         )
 
     def join(self, part_M: Tensor, mine_M: Tensor, size: int) -> Tensor:
@@ -86,18 +96,30 @@ class SequenceShards:
         whole_N: Tensor = _Join.apply(empty_N.index_put((mine_M,), part_M), self.group)
         return whole_N
 
+    def _attended(self, part: int) -> slice:
+        """Return the columns that attention has before it exchanges tokens.
+
+        Args:
+            part: number of columns of each rank.
+        """
+        size = part * self.tp
+        first = size * (self.group.rank() // self.tp)
+        return slice(first, first + size)
+
     def _arguments(
-        self, width: int, more: int, lengths: Sequence[int] | None, device: torch.device
+        self,
+        width: int,
+        more: int,
+        lengths: Sequence[int] | None,
+        attended: slice,
+        device: torch.device,
     ) -> dict[str, Any]:
         """Return the model's arguments for this rank's slice of rows padded by `more` tokens."""
         # Tokens that were added to a packed row are a sequence of their own.
         sequences = [width + more] if lengths is None else [*lengths, *([more] if more else [])]
         arguments = packing.arguments(sequences, device)
-        # Of the tokens that attention has before it exchanges them.
-        size = (width + more) // self.group.size() * self.tp
-        first = size * (self.group.rank() // self.tp)
         return {
-            "position_ids": arguments["position_ids"][:, first : first + size],
+            "position_ids": arguments["position_ids"][:, attended],
             "row_lengths": arguments["row_lengths"],
             "sequence_group": self.sequence,
         }

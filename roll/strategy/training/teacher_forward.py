@@ -16,6 +16,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.teacher_outputs import OutputHead, TeacherRow
 from roll.models.load import load_causal_lm, split_head
+from roll.models.vision.tower import Tower, find_tower
 from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 
 
@@ -35,6 +36,7 @@ class TeacherModel(TokenModel[TeacherTerms]):
         num_tokens: size of the vocabulary that teacher and student share, in tokens; logits after
             these tokens are left out. Used only with `top_k`.
         chunk_tokens: number of tokens whose logits exist at the same time.
+        tower: vision part of the model; None if it reads no pictures.
     """
 
     target_shift = 1
@@ -45,9 +47,11 @@ class TeacherModel(TokenModel[TeacherTerms]):
         target: DistillTargetConfig,
         num_tokens: int,
         chunk_tokens: int,
+        tower: Tower | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.tower = tower
         self._target = target
         self._num_tokens = num_tokens
         self._chunk_tokens = chunk_tokens
@@ -119,7 +123,9 @@ class TeacherHead:
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> TeacherModel:
         loaded = load_causal_lm(model, dtype=dtype)
-        return TeacherModel(loaded, self.target, self.num_tokens, self.chunk_tokens)
+        return TeacherModel(
+            loaded, self.target, self.num_tokens, self.chunk_tokens, find_tower(loaded, model)
+        )
 
 
 def output_head(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> OutputHead:

@@ -16,6 +16,8 @@ from roll.core.batches import TokenBatch
 from roll.models import packing
 from roll.models.determinism import train_without
 from roll.models.last_mlp import LastMlp
+from roll.models.vision.inputs import PictureInputs
+from roll.models.vision.tower import Tower
 from roll.strategy.training.sequence_shards import SequenceShards
 
 T = TypeVar("T")
@@ -57,6 +59,8 @@ class ForwardRequest:
     """Outputs of teachers for the requested tokens, one entry per teacher."""
     temperatures_N: Tensor | None = None
     """Temperature of each requested token, float32; None: that of the model's head for all."""
+    pictures: PictureInputs | None = None
+    """Pictures of the rows; None: the pass does not run the model's vision part."""
 
     def among(self, chosen: Tensor) -> ForwardRequest:
         """Return the request for fewer of the tokens, with the same positions.
@@ -86,6 +90,8 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """Head that is trained in full even if the model has an adapter; None without such a head."""
     packs = False
     """True if the rows of a micro-batch go through the backbone as one row without padding."""
+    tower: Tower | None = None
+    """Vision part of the model; None if it reads no pictures."""
     shards: SequenceShards | None = None
     """The ranks that share each row; None: it is computed here."""
     last_mlp: LastMlp | None = None
@@ -117,12 +123,14 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> ModelOutputs:
         """Return the numbers of the requested tokens, spread over `[B, T]` by `spread`."""
         rows, places_N, sequences = tokens_BT, request.positions_N, None
+        pictures = request.pictures
         if self.packs:
             real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(request.lengths)[:, None]
             real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
             rows, sequences = tokens_BT.flatten()[real_R][None], request.lengths
             places_N = torch.searchsorted(real_R, request.positions_N)
-        outputs = self._read(rows, places_N, sequences, request)
+            pictures = None if pictures is None else pictures.packed(real_R)
+        outputs = self._read(rows, places_N, sequences, replace(request, pictures=pictures))
 
         def spread(values_N: Tensor) -> Tensor:
             return self.spread(values_N, request.positions_N, tokens_BT.shape)
@@ -146,25 +154,37 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         Args:
             positions_N: flat indices, into `rows_BT`, of the requested tokens.
             lengths: lengths of the sequences if `rows_BT` is one packed row, else None.
+            request: request with the pictures of `rows_BT`.
         """
         targets_N, shards = rows_BT.flatten()[positions_N], self.shards
         if shards is None:
             arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
-            states_ND = self.states(rows_BT, positions_N - self.target_shift, arguments)
+            read_N = positions_N - self.target_shift
+            states_ND = self.states(rows_BT, read_N, arguments, request.pictures)
             return self.head(states_ND, targets_N, request)
-        own = shards.cut(rows_BT, positions_N, lengths, self.target_shift)
-        states_MD = self.states(own.tokens_BW, own.states_M, own.arguments)
+        own = shards.cut(rows_BT, positions_N, lengths, self.target_shift, request.pictures)
+        states_MD = self.states(own.tokens_BW, own.states_M, own.arguments, own.pictures)
         outputs = self.head(states_MD, targets_N[own.mine_M], request.among(own.mine_M))
         return outputs.map(lambda part_M: shards.join(part_M, own.mine_M, len(positions_N)))
 
-    def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    def states(
+        self,
+        rows_BT: Tensor,
+        read_N: Tensor,
+        arguments: Mapping[str, Any],
+        pictures: PictureInputs | None,
+    ) -> Tensor:
         """Compute the hidden states `[N, D]` that are the input of `head`. Collective.
 
         Args:
             rows_BT: token ids that this rank computes.
             read_N: flat indices, into `rows_BT`, of the states to return.
             arguments: keyword arguments of the model's backbone.
+            pictures: pictures of `rows_BT`; None: the vision part does not run.
         """
+        if pictures is not None:
+            assert self.tower is not None
+            arguments = {**arguments, **self.tower.arguments(rows_BT, pictures)}
         if self.last_mlp is not None and (self.shards is None or self.shards.tp == 1):
             arguments = {**arguments, **self.last_mlp.arguments(read_N, rows_BT.numel())}
         return self.hidden(rows_BT, **arguments).flatten(0, 1)[read_N]
@@ -210,7 +230,12 @@ class TokenModel(nn.Module, ABC, Generic[T]):
 
 
 def last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-    """Run a backbone without a KV cache; return the states after its last layer, `[B, T, D]`."""
-    hidden_BTD = backbone(input_ids=tokens_BT, use_cache=False, **arguments).last_hidden_state
+    """Run a backbone without a KV cache; return the states after its last layer, `[B, T, D]`.
+
+    Args:
+        arguments: keyword arguments of the backbone; its input, if they contain `inputs_embeds`.
+    """
+    ids = {} if "inputs_embeds" in arguments else {"input_ids": tokens_BT}
+    hidden_BTD = backbone(**ids, use_cache=False, **arguments).last_hidden_state
     assert isinstance(hidden_BTD, Tensor)
     return hidden_BTD
