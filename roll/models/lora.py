@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
+from roll.models.vision.parts import part_of, require_parts, sees
 
 ADAPTER = "default"
 _BASE = ".base_layer"
@@ -60,7 +61,7 @@ def insert_adapter(
 
     Raises:
         ConfigError: an entry of `lora.targets` is not the name of a linear layer, or PEFT would
-            adapt experts or a router.
+            adapt experts or a router; or `lora.parts` names parts that the model does not have.
     """
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
@@ -92,20 +93,33 @@ def insert_adapter(
 def _targets(model: PreTrainedModel, lora: LoraConfig) -> str | list[str]:
     """Return `lora.targets` for PEFT; raise ConfigError if an entry does not name a linear layer,
     or names a head (`HEADS`)."""
-    if isinstance(lora.targets, str):
+    divided = sees(model.config)
+    if not divided and lora.parts != ("language",):
+        require_parts(model.config, "model.lora.parts")
+    if isinstance(lora.targets, str) and not divided:
         return lora.targets
-    linear = {
-        name.rpartition(".")[2]
+    layers = [
+        name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }.difference(HEADS)
-    for target in lora.targets:
+        if isinstance(module, nn.Linear) and not (divided and part_of(name) not in lora.parts)
+    ]
+    linear = {_last(name) for name in layers}.difference(HEADS)
+    wanted = linear if isinstance(lora.targets, str) else lora.targets
+    for target in wanted:
         if target not in linear:
             raise ConfigError(
                 f"model.lora.targets: no linear layer is called {target!r}, or it is a head (there "
                 f"are: {', '.join(sorted(linear))})"
             )
-    return list(lora.targets)
+    if not divided:
+        return list(lora.targets)
+    # Full names, because layers of different parts have the same last name.
+    return [name for name in layers if _last(name) in wanted]
+
+
+def _last(name: str) -> str:
+    """Return the last part of a module's name."""
+    return name.rpartition(".")[2]
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -172,7 +186,8 @@ def save(
         path / "adapter_model.safetensors",
         metadata={"format": "pt"},
     )
-    modules = sorted({name.rpartition(".")[2] for name, _ in _layers(model)})
+    # Full names where parts of the model have layers of the same last name.
+    modules = sorted({name if sees(model.config) else _last(name) for name, _ in _layers(model)})
     heads = sorted({name.split(".")[0] for name in tensors if "lora_" not in name})
     settings: dict[str, Any] = {
         "peft_type": "LORA",

@@ -176,6 +176,23 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "model.lora.rank=4|actor_infer.strategy.sleep_level=2",
             ["actor_infer.strategy.sleep_level: 2 drops the weights", "use 1 with model.lora"],
         ),
+        (
+            "model.freeze=[vision]|actor_infer.strategy.sleep_level=2",
+            ["actor_infer.strategy.sleep_level: 2 drops the weights", "model.freeze"],
+        ),
+        ("model.freeze=[eyes]", ["model.freeze", "vision", "projector"]),
+        (
+            "model.freeze=[vision]|model.lora.rank=4",
+            ["model.freeze: an adapter (model.lora) leaves all weights as they are"],
+        ),
+        (
+            "model.freeze=[vision]|actor_train.strategy={kind: megatron}",
+            ["model.freeze: megatron trains all parts"],
+        ),
+        (
+            "model.lora={rank: 4, parts: [projector]}|actor_train.strategy={kind: megatron}",
+            ["model.lora.parts: megatron adapts the language model only"],
+        ),
         ("model.lora.dropout=0.1", ["model.lora.dropout", "must not depend on chance"]),
         ("actor_infer.strategy.max_lora_rank=3", ["actor_infer.strategy.max_lora_rank = 3"]),
         (

@@ -1,4 +1,5 @@
-"""Rules for an adapter (`model.lora`) and the engines; see `roll.config.checks.common`."""
+"""Rules for what is trained of a model, an adapter (`model.lora`) or some parts (`model.freeze`),
+and for the engines; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import get_args
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
-from roll.config.sections.strategy import Fsdp2Config, LoraRank, VllmConfig
+from roll.config.sections.strategy import Fsdp2Config, LoraRank, MegatronConfig, VllmConfig
 
 
 def sharded_adapter_problems(config: RunConfig) -> Iterator[str]:
@@ -20,6 +21,24 @@ def sharded_adapter_problems(config: RunConfig) -> Iterator[str]:
                 f"{name}.strategy.tp: adapters (model.lora) are not cut; leave out tp, or use "
                 "kind: megatron, which does both"
             )
+
+
+def part_problems(config: RunConfig) -> Iterator[str]:
+    """Yield the problems of parts that a role is told to train or to leave out."""
+    for name, role in config.trained.items():
+        model = config.model if role.model is None else role.model
+        key = "model" if role.model is None else f"{name}.model"
+        if model.freeze and model.lora is not None:
+            yield (
+                f"{key}.freeze: an adapter ({key}.lora) leaves all weights as they are; drop one "
+                f"of the two ({key}.lora.parts says which parts get an adapter)"
+            )
+        if not isinstance(role.strategy, MegatronConfig):
+            continue
+        if model.freeze:
+            yield f"{key}.freeze: megatron trains all parts; drop it, or use fsdp2 or deepspeed"
+        if model.lora is not None and model.lora.parts != ("language",):
+            yield f"{key}.lora.parts: megatron adapts the language model only; drop it"
 
 
 def serving_without_engine_problems(config: RunConfig) -> Iterator[str]:
@@ -36,10 +55,11 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
             "model.lora.dropout: the ratio of two passes must not depend on chance; leave it out "
             "where the policy learns from samples"
         )
-    if lora is not None and isinstance(engine, VllmConfig) and engine.sleep_level == 2:
+    keeps_some = lora is not None or bool(config.train_model.freeze)
+    if keeps_some and isinstance(engine, VllmConfig) and engine.sleep_level == 2:
         yield (
-            "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that no adapter "
-            "changes are not pushed again; use 1 with model.lora"
+            "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that are not "
+            "trained are not pushed again; use 1 with model.lora and model.freeze"
         )
     own = config.critic.model if config.critic is not None else None
     if own is not None and own.serves_adapter:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.checks.adapter import sharded_adapter_problems
+from roll.config.checks.adapter import part_problems, sharded_adapter_problems
 from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import parse_devices
@@ -38,6 +38,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _checkpoint(config)
     yield from _frozen(config)
     yield from sharded_adapter_problems(config)
+    yield from part_problems(config)
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

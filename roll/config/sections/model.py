@@ -24,6 +24,8 @@ class LoraConfig(Config):
     """Names of the layers to adapt, by the last part of their names, such as q_proj; or
     `all-linear`: all linear layers except the head (on megatron, for a model with experts: the
     layers of attention)."""
+    parts: tuple[ModelPart, ...] = Field(default=("language",), min_length=1)
+    """Parts of a model that reads pictures in which `targets` are looked for."""
     serve: Literal["merged", "adapter"] = "merged"
     """Form in which engines get the adapter in each push: `merged` into the weights, or the
     `adapter` alone. With `adapter`, vllm keeps weights of its own beside the adapter
@@ -43,6 +45,9 @@ class ModelConfig(Config):
     lora: LoraConfig | None = None
     """Adapter to train in place of the weights, which stay unchanged. A role that does not train
     loads the model without the adapter."""
+    freeze: tuple[ModelPart, ...] = ()
+    """Parts of a model that reads pictures that training leaves as they are, such as [vision]. They
+    have no optimizer state, and are pushed to each engine only once."""
     trust_remote_code: bool = False
     """Run the Python code that comes with the checkpoint."""
     made_by: str | None = Field(default=None, min_length=1)

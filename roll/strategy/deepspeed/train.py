@@ -22,6 +22,7 @@ from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
+from roll.models.trained import select_trained
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.deepspeed import export, state
@@ -62,9 +63,9 @@ class DeepspeedStrategy(Generic[T]):
         whole = setup.head.load(
             setup.model, torch.float32 if setup.optimizer is not None else self._dtype
         )
-        whole.requires_grad_(setup.optimizer is not None)
-        if setup.optimizer is not None and setup.model.lora is not None:
-            lora.insert_adapter(whole.model, setup.model.lora, also=whole.new_head)
+        trains = setup.optimizer is not None
+        select_trained(whole.model, setup.model, trainable=trains, new_head=whole.new_head)
+        if trains and setup.model.lora is not None:
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:
             whole.pack_rows()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
-from roll.models import lora
+from roll.models.trained import select_trained
 from roll.strategy.fsdp2 import tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
 from roll.strategy.training.heads import Head
@@ -46,9 +46,7 @@ def load_sharded(
     whole = head.load(model, torch.float32 if trainable else compute)
     if config.activation_checkpointing and trainable:
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
-    whole.requires_grad_(trainable)
-    if trainable and model.lora is not None:
-        lora.insert_adapter(whole.model, model.lora, also=whole.new_head)
+    select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),
@@ -73,8 +71,17 @@ def _shard(
         else OffloadPolicy()
     )
     fully = partial(fully_shard, mp_policy=mixed, offload_policy=offload)
+    reshard = config.reshard_after_forward
     plan = {} if meshes.tp is None else tensor_parallel.plan(whole.model, meshes.tp.size())
+    # Inputs of some modules must keep their dtype: outputs of teachers, which the root gets, and
+    # the cosines of a vision tower, which are float32 in every dtype of the model.
+    as_it_is = replace(mixed, cast_forward_inputs=False)
+    seeing = set() if whole.tower is None else set(whole.tower.module.modules())
     for layer in _layers(whole.model):
+        mesh = meshes.shard
+        if layer in seeing:
+            fully(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=as_it_is)
+            continue
         if meshes.tp is not None:
             # Layer by layer, because matrices that tensor parallelism has cut stay on the device
             # until FSDP shards the layer.
@@ -82,10 +89,10 @@ def _shard(
             for module in tensor_parallel.uncut(layer):
                 # These modules are small, so they stay gathered until the backward pass.
                 fully(module, mesh=meshes.shard, reshard_after_forward=False)
-        fully(layer, mesh=meshes.shard_cut, reshard_after_forward=config.reshard_after_forward)
+            mesh = meshes.shard_cut
+        fully(layer, mesh=mesh, reshard_after_forward=reshard)
     # The backward pass starts with the root (embeddings, last norm, head), so the root stays
-    # gathered. The teachers' outputs are inputs of the root and must keep their dtype.
-    as_it_is = replace(mixed, cast_forward_inputs=False)
+    # gathered.
     fully(whole, mesh=meshes.shard, reshard_after_forward=False, mp_policy=as_it_is)
 
 
@@ -101,6 +108,7 @@ def _sum_gradients(whole: nn.Module) -> None:
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    """List the modules that Hugging Face declares as units: the decoder layers."""
+    """List the modules that Hugging Face declares as units: the decoder layers, and those of a
+    vision tower."""
     units = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in units]
