@@ -65,6 +65,7 @@ class TrainBackend:
         temperature: float = 1.0,
         optimizer: OptimizerConfig = PLAIN_STEP,
         total_steps: int | None = None,
+        packing: bool = False,
         **options: Any,
     ) -> TrainStrategy[PolicyTerms]:
         layout = self.layout if spec.world_size > 1 else {}
@@ -73,6 +74,7 @@ class TrainBackend:
             strategy=self.strategy(**layout, **self.settings, **options),
             optimizer=optimizer,
             max_tokens_per_microbatch=budget,
+            packing=packing,
         )
         head = PolicyHead(temperature, chunk)
         return build_train(role, model, spec, head, total_steps=total_steps)
