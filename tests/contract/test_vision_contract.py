@@ -26,10 +26,12 @@ from tests.contract.vision_job import (
     job,
     plain_gradient,
     plain_terms,
+    refused_job,
     score_job,
     vision_batch,
     vision_rows,
 )
+from tests.tiny import save_tiny_model
 from tests.turns import in_groups
 from tests.vision_models import save_vision_model
 
@@ -198,6 +200,12 @@ def test_what_is_saved_is_what_was_trained_and_can_be_used(
             for key, value in run["weights"].items():
                 assert torch.equal(value, saved[key]), key
                 assert torch.equal(value, run["resumed"][key]), key
+
+
+def test_megatron_refuses_rows_with_pictures(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "text")
+    (found,) = run_ranks(1, refused_job, tmp_path / "job", timeout_s=100)
+    assert "rows have pictures, which kind: megatron does not read" in found["said"]
 
 
 def test_the_batch_has_what_the_cases_promise() -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from roll.config.sections.model import LoraConfig, ModelConfig, ModelPart
 from roll.core.batches import RolloutBatch
+from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.models.vision.parts import part_of
 from roll.strategy.training.group import GroupMembership
@@ -180,6 +181,18 @@ def score_job(spec: WorkerSpec, folder: Path, *, families: Sequence[str]) -> dic
             strategy.close()
     group.leave()
     return results
+
+
+def refused_job(spec: WorkerSpec, folder: Path) -> dict[str, str]:
+    """What a backend says that would read pictures as text."""
+    strategy = SCORE_BACKENDS["megatron"].build(spec, ModelConfig(path=str(folder.parent / "text")))
+    try:
+        strategy.score(vision_batch("qwen3_vl", MIXED))
+    except ConfigError as error:
+        return {"said": str(error)}
+    finally:
+        strategy.close()
+    return {}
 
 
 SCORING = ("hf", "fsdp2", "fsdp2-ulysses2", "deepspeed", "deepspeed-zero3")

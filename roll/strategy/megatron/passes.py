@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
+from roll.core.errors import ConfigError
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.training import microbatch
 from roll.strategy.training.reduce import max_over_ranks
@@ -48,7 +49,14 @@ def micro_batches(
     same shape for each micro-batch. With virtual stages all micro-batches have one shape:
     Megatron-Core sends shapes to the previous and the next stage at the same time; with two stages
     both are the same rank, and Megatron-Core mixes the shapes up.
+
+    Raises:
+        ConfigError: rows have pictures, which this backend would read as text.
     """
+    if batch.pictures is not None and any(batch.pictures):
+        raise ConfigError(
+            "rows have pictures, which kind: megatron does not read; use fsdp2 or deepspeed"
+        )
     sizes = model.sizes
     lengths = batch.lengths.tolist()
     if sizes.vpp > 1:
