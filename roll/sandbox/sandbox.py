@@ -103,7 +103,7 @@ class Sandbox:
         make = partial(WorkerProcess, settings(self.level, preload, readable))
         count = workers or len(os.sched_getaffinity(0))
         self._pool = Pool(make, [first, *(make() for _ in range(count - 1))])
-        self._session_workers = SessionWorkers(make, spare=2 * count)
+        self._session_workers = SessionWorkers(make)
 
     def _begin_remote(self, remote: Remote, workers: int | None) -> None:
         """Ask the hosts; programs run there."""
@@ -116,7 +116,7 @@ class Sandbox:
         make = partial(RemoteWorker, remote, hosts)
         count = workers or sum(host.width for host in hosts.all)
         self._pool = Pool(make, [make() for _ in range(count)])
-        self._session_workers = SessionWorkers(make, spare=2 * count)
+        self._session_workers = SessionWorkers(make, most=2 * count)
 
     @property
     def width(self) -> int:

@@ -12,38 +12,56 @@ from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.worker_interface import Worker
 from roll.sandbox.worker_process import as_bytes
 
+MOST_WAITING = 64
+"""Workers that may wait for sessions, so that a large step does not keep all of its memory."""
+
 
 class SessionWorkers:
-    """Workers of sessions: as many as are open, and some that wait for the next."""
+    """Workers of sessions: as many as are open, and as many that wait as were open at once before.
 
-    def __init__(self, make: Callable[[], Worker], spare: int) -> None:
+    A step of a run begins its episodes together, and to start a worker takes many times as long as
+    to open a session in one that waits.
+    """
+
+    def __init__(self, make: Callable[[], Worker], most: int = MOST_WAITING) -> None:
         """Start none yet.
 
         Args:
             make: starts a worker.
-            spare: workers that may wait.
+            most: workers that may wait at most.
         """
-        self._make, self._spare = make, spare
+        self._make, self._most = make, most
         self._waiting: list[Worker] = []
+        self._open, self._peak = 0, 0
         self._lock = threading.Lock()
 
     def take(self) -> Worker:
         """Return a worker that no session has."""
         with self._lock:
-            return self._waiting.pop() if self._waiting else self._make()
+            worker = self._waiting.pop() if self._waiting else self._make()
+            self._open += 1
+            self._peak = max(self._peak, self._open)
+            return worker
 
     def give_back(self, worker: Worker) -> None:
         """Keep a worker whose session has ended, or end it if enough wait."""
         with self._lock:
-            if len(self._waiting) < self._spare:
+            self._open -= 1
+            if len(self._waiting) < min(self._peak, self._most):
                 self._waiting.append(worker)
                 return
+        worker.close()
+
+    def lose(self, worker: Worker) -> None:
+        """End a worker whose session went wrong."""
+        with self._lock:
+            self._open -= 1
         worker.close()
 
     def close(self) -> None:
         """End the workers that wait, and from now on those that are given back."""
         with self._lock:
-            self._spare, waiting = 0, self._waiting
+            self._most, waiting = 0, self._waiting
             self._waiting = []
         for worker in waiting:
             worker.close()
@@ -111,7 +129,7 @@ class Session:
             worker.wait()
             worker.open_session(Job(""), self._limits)
         except BaseException:
-            worker.close()
+            self._workers.lose(worker)
             raise
         with self._lock:
             self._worker, left = worker, self._left
@@ -126,7 +144,7 @@ class Session:
             outcome, goes_on = self._worker.call(program, self._limits)
         except SandboxError:
             worker, self._worker = self._worker, None
-            worker.close()
+            self._workers.lose(worker)
             raise
         if not goes_on:
             self._close()
@@ -141,6 +159,6 @@ class Session:
         try:
             worker.end_session()
         except SandboxError:
-            worker.close()
+            self._workers.lose(worker)
         else:
             self._workers.give_back(worker)

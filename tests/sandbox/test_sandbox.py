@@ -250,6 +250,25 @@ def test_a_session_ends_at_a_limit_and_does_not_run_on(strongest: Sandbox) -> No
     asyncio.run(calls())
 
 
+def test_sessions_that_begin_together_find_the_workers_of_those_before(strongest: Sandbox) -> None:
+    """As the episodes of each step do: to start a worker takes far longer than a session."""
+
+    async def together() -> set[int]:
+        async def one(ready: asyncio.Barrier) -> int:
+            async with strongest.session(PATIENT) as session:
+                await ready.wait()
+                assert (await session.run("6 * 7")).stdout == "42\n"
+                assert isinstance(session._worker, WorkerProcess)
+                return session._worker.pid
+
+        ready = asyncio.Barrier(6)
+        return set(await asyncio.gather(*(one(ready) for _ in range(6))))
+
+    first = asyncio.run(together())
+    assert len(first) == 6
+    assert asyncio.run(together()) == first
+
+
 def test_a_session_finds_nothing_of_the_one_before(sandbox: Sandbox) -> None:
     async def calls() -> list[int]:
         workers = []
