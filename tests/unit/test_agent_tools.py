@@ -63,7 +63,8 @@ def test_openai_agents_run_the_calls_and_continue_the_conversation(
     first, second, last = played(openai_agent(kind), said, "21")
     assert "add" in text(first)
     assert (second.row, text(second)) == (0, "21<assistant>")
-    assert (last.reward, dict(last.info)) == (1.0, {"tool_calls": 1.0, "malformed": 0.0})
+    counts = {"tool_calls": 1.0, "malformed": 0.0, "malformed_rate": 0.0}
+    assert (last.reward, dict(last.info)) == (1.0, counts)
 
 
 @pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
@@ -127,7 +128,8 @@ def test_a_call_that_cannot_be_read_is_text_and_counted() -> None:
         return float(made.choices[0].message.content == "<tool_call>oh</tool_call>")
 
     *_, last = played(run, "<tool_call>oh</tool_call>")
-    assert (last.reward, dict(last.info)) == (1.0, {"tool_calls": 1.0, "malformed": 1.0})
+    counts = {"tool_calls": 1.0, "malformed": 1.0, "malformed_rate": 1.0}
+    assert (last.reward, dict(last.info)) == (1.0, counts)
 
 
 def test_no_call_is_taken_from_a_turn_that_was_cut_or_without_tools() -> None:

@@ -303,9 +303,9 @@ class AgentHost:
                 f"environment {self.name!r}: the agent must return a finite number, or a dict with "
                 f"`reward`; {told}"
             ) from None
-        calls = running.calls if running.calls["tool_calls"] else {}
-        info = {**{key: float(count) for key, count in calls.items()}, **numbers}
-        return Observed(array("i"), "", reward=reward, terminated=True, info=info)
+        return Observed(
+            array("i"), "", reward=reward, terminated=True, info=_rated(running.calls) | numbers
+        )
 
     async def _serve(self) -> None:
         """Start the endpoint, unless it runs; return when it does."""
@@ -368,6 +368,15 @@ class AgentHost:
             await streamed.write(piece)
         await streamed.write_eof()
         return streamed
+
+
+def _rated(calls: Mapping[str, int]) -> dict[str, float]:
+    """Return the numbers of calls, and the share of malformed ones as `malformed_rate`; nothing if
+    there are no calls."""
+    if not calls["tool_calls"]:
+        return {}
+    rate = {"malformed_rate": calls["malformed"] / calls["tool_calls"]}
+    return {key: float(count) for key, count in calls.items()} | rate
 
 
 def _read_end(value: Any) -> tuple[float, dict[str, float]]:
