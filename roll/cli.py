@@ -3,6 +3,7 @@ nothing heavy."""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from roll.config.errors import RollError, UserError
 from roll.config.loading.compose import LoadedConfig, compose, load_config
+from roll.core.errors import StoppedEarlyError
 
 app = typer.Typer(
     help="Post-train language models with reinforcement learning.",
@@ -42,18 +44,22 @@ Fast = Annotated[
     bool, typer.Option("--fast", help="Try nothing out: a second, and no data is tokenized.")
 ]
 
-EXIT_BROKEN, EXIT_USER = 1, 2
+EXIT_BROKEN, EXIT_USER, EXIT_EARLY = 1, 2, os.EX_TEMPFAIL
 
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
     """Print an error of the block in a few lines and exit: code 2 for the user's mistakes, 1 for
-    failures, 128 + the signal's number for an interrupt."""
+    failures, 75 for a run that was asked to end behind a step, 128 + the signal's number for an
+    interrupt."""
     try:
         yield
     except UserError as error:
         _report(error, debug)
         raise typer.Exit(EXIT_USER) from None
+    except StoppedEarlyError as error:
+        _err.print(f"[bold]stopped[/bold]: {error}", markup=True)
+        raise typer.Exit(EXIT_EARLY) from None
     except RollError as error:
         _report(error, debug)
         raise typer.Exit(EXIT_BROKEN) from None

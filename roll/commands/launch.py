@@ -14,10 +14,11 @@ from roll.commands.preflight import user_folder
 from roll.config.checks.notices import notices
 from roll.config.loading.compose import LoadedConfig
 from roll.config.run import RunConfig
+from roll.core.errors import ConfigError
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.processes.fork_server import ForkServer
-from roll.distributed.processes.shutdown import orderly_end
+from roll.distributed.processes.shutdown import StopWish, orderly_end
 from roll.models.fetch import fetch
 from roll.output_dir.resume import finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
@@ -78,6 +79,7 @@ def launch(
         if summary is not None:
             refuse_other_settings(placed)
         else:
+            _refuse_to_end_before_it_begins(config)
             check_trackers(config.track)
             if config.resume == "never":
                 lock.begin_anew()
@@ -111,6 +113,15 @@ def _run(
         # Entered last, so that it ends first: generation still calls workers, which must be alive.
         loop = cleanups.enter_context(LoopThread("roll-rollout"))
         return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
+
+
+def _refuse_to_end_before_it_begins(config: RunConfig) -> None:
+    """Raise ConfigError if the run is to end at a moment that has passed."""
+    if config.stop_at is not None and StopWish(config.stop_at).reason:
+        raise ConfigError(
+            f"stop_at: {config.stop_at} has passed, so the run would end after its first step; "
+            "name a later moment, or leave it out"
+        )
 
 
 def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import datetime
 
 from pydantic import Field
 
@@ -31,6 +32,10 @@ class RunConfig(Config, ABC):
     resume: str = "auto"
     """Checkpoint to continue from. `auto`: the newest complete checkpoint in output_dir. `never`:
     start from the beginning. Any other value is the path of a checkpoint."""
+    stop_at: datetime | None = None
+    """Date and time, such as `2030-01-31 18:00`, from which on no further step begins: the run
+    saves a checkpoint and ends with code 75, as after SIGTERM. Without a zone: the machine's local
+    time."""
     cluster: ClusterConfig = ClusterConfig()
     pools: dict[str, DeviceList] = Field(min_length=1)
     """Device pools: name -> device numbers of the job, for example "0-3". Roles that name the same

@@ -26,6 +26,7 @@ __all__ = [
     "RewardError",
     "RollError",
     "SettingsChangedError",
+    "StoppedEarlyError",
     "UserError",
     "WaitTimeoutError",
     "WeightSyncError",
@@ -46,6 +47,11 @@ class NotMadeYetError(DataError):
 class SettingsChangedError(RollError):
     """The output folder holds a finished run that was trained with other settings. The run file is
     valid, but the results in the folder are not those that the run file asks for (exit code 1)."""
+
+
+class StoppedEarlyError(RollError):
+    """The run was asked to end before its last step. It has saved the step that was under way, and
+    goes on when it is started again (exit code 75, with which batch systems start a job again)."""
 
 
 class FolderLostError(RollError):

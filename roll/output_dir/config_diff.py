@@ -11,7 +11,16 @@ import yaml
 from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError
 
-EXPECTED = ("max_steps", "epochs", "resume", "output_dir", "track", "checkpoint", "cluster")
+EXPECTED = (
+    "max_steps",
+    "epochs",
+    "resume",
+    "stop_at",
+    "output_dir",
+    "track",
+    "checkpoint",
+    "cluster",
+)
 """Keys that may differ: they set how long a run is, where it runs and what it leaves behind."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -14,10 +15,12 @@ import yaml
 
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
+from roll.core.errors import StoppedEarlyError
 from roll.core.metrics import Metrics
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
 from roll.distributed.cluster import Cluster, Launcher
+from roll.distributed.processes.shutdown import StopWish
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
@@ -161,7 +164,7 @@ class Pipeline(ABC, Generic[C]):
         start = find_start(self.config)
         try:
             self._run(start)
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, StoppedEarlyError) as stop:
             self._note_end("stopped", stop)
             raise
         except Exception as error:
@@ -217,19 +220,31 @@ class Pipeline(ABC, Generic[C]):
 
     def _loop(self, first: int, carried: dict[str, float], trackers: Trackers) -> None:
         """Do all steps from `first` on, with validations and checkpoints; scores in `carried` are
-        logged with the next step."""
+        logged with the next step.
+
+        Raises:
+            StoppedEarlyError: the run was asked to end; the step that was under way is saved.
+        """
         last = self.config.max_steps
-        for step in range(first, last):
-            with self.timers.timed("step"):
-                metrics = self.step(step)
-            metrics = metrics | self.timers.take()
-            trackers.log(step, {**carried, **metrics.values_by_name()})
-            done = step + 1
-            carried = self.validate(done)
-            every = self.config.checkpoint.every
-            if done == last or (every is not None and done % every == 0):
-                with self.timers.timed("checkpoint"):
-                    self._checkpoint(done, carried)
+        wish = StopWish(self.config.stop_at)
+        with wish.asked_by(signal.SIGTERM):
+            for step in range(first, last):
+                with self.timers.timed("step"):
+                    metrics = self.step(step)
+                metrics = metrics | self.timers.take()
+                trackers.log(step, {**carried, **metrics.values_by_name()})
+                done = step + 1
+                carried = self.validate(done)
+                every = self.config.checkpoint.every
+                reason = wish.reason
+                if done == last or reason or (every is not None and done % every == 0):
+                    with self.timers.timed("checkpoint"):
+                        self._checkpoint(done, carried)
+                if reason and done < last:
+                    raise StoppedEarlyError(
+                        f"{done} of {last} steps are done and saved ({reason}); the same command "
+                        "goes on"
+                    )
         if carried:
             trackers.log(last, carried)
 

@@ -9,6 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +96,8 @@ def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("signum", "to_group"),
-    [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
-    ids=["SIGINT", "a batch system's SIGTERM", "a terminal's Ctrl-C"],
+    [(signal.SIGINT, False), (signal.SIGHUP, True), (signal.SIGINT, True)],
+    ids=["SIGINT", "the end of a terminal", "a terminal's Ctrl-C"],
 )
 def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_group: bool) -> None:
     command = started(tmp_path)
@@ -107,6 +109,57 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_gr
     assert code == 128 + signum, output
     assert "Traceback" not in output
     nothing_left(command, 15)
+
+
+def test_a_run_that_is_asked_to_end_saves_its_step_and_goes_on_as_if_nothing_had_been(
+    tmp_path: Path,
+) -> None:
+    options = {"validation": {}, "max_steps": 8, "checkpoint": {"every": None}}
+    straight = write_task(tmp_path / "straight", **options)
+    code, output = Command("run", str(straight)).wait()
+    assert code == 0, output
+    stopped = write_task(tmp_path / "stopped", **options)
+    command = Command("run", str(stopped))
+    wait_for(lambda: steps_done(tmp_path / "stopped") >= 2, 180, "no step 2 in 180 s")
+    command.process.send_signal(signal.SIGTERM)
+    code, output = command.wait(60)
+    assert code == os.EX_TEMPFAIL, output
+    assert "of 8 steps are done and saved (SIGTERM); the same command goes on" in output
+    nothing_left(command, 15)
+    done = steps_done(tmp_path / "stopped")
+    assert done < 8
+    code, output = Command("run", str(stopped)).wait()
+    assert code == 0, output
+    assert f"step {done} of 8" in output
+    expected, found = (
+        [without_times(record) for record in records(tmp_path / name)]
+        for name in ("straight", "stopped")
+    )
+    assert found == expected
+
+
+def test_a_batch_systems_signal_to_all_processes_ends_the_run_soon(tmp_path: Path) -> None:
+    command = started(tmp_path)
+    for pid in [command.process.pid, *command.alive()]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    code, output = command.wait(200)
+    assert code in (os.EX_TEMPFAIL, 128 + signal.SIGTERM), output
+    assert "SIGTERM" in output
+    nothing_left(command, 15)
+
+
+def test_a_run_ends_behind_the_step_in_which_its_time_is_over(tmp_path: Path) -> None:
+    soon = datetime.now() + timedelta(seconds=45)
+    path = write_task(tmp_path, max_steps=100_000, validation={}, checkpoint={"every": None})
+    command = Command("run", str(path), f"stop_at={soon:%Y-%m-%d %H:%M:%S}")
+    code, output = command.wait(200)
+    assert code == os.EX_TEMPFAIL, output
+    assert datetime.now() >= soon
+    assert (tmp_path / "out/checkpoints" / f"step_{steps_done(tmp_path):06d}").is_dir()
+    code, output = Command("run", str(path), "stop_at=2020-01-01 00:00").wait()
+    assert code == 2, output
+    assert "stop_at: 2020-01-01 00:00:00 has passed" in output
 
 
 @pytest.mark.parametrize("role", ["actor_train", "reference", "reward:digits"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from roll.distributed.processes.shutdown import Terminated, orderly_end
+from roll.core.errors import StoppedEarlyError
+from roll.distributed.processes.shutdown import StopWish, Terminated, orderly_end
 
 
 def run_until(end: Callable[[], None], done: list[str]) -> None:
@@ -60,3 +62,57 @@ def test_an_exception_passes_through_after_the_cleanups() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         run_until(break_down, done)
     assert done == ["second", "first"]
+
+
+def test_the_first_signal_asks_for_an_end_and_the_second_ends_at_once() -> None:
+    wish = StopWish()
+    done: list[str] = []
+
+    def run() -> None:
+        with orderly_end() as cleanups, wish.asked_by(signal.SIGTERM):
+            cleanups.callback(done.append, "cleaned up")
+            assert wish.reason is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert wish.reason == "SIGTERM"
+            done.append("went on")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated, match="SIGTERM"):
+        run()
+    assert done == ["went on", "cleaned up"]
+
+
+def test_a_failure_after_the_signal_counts_as_its_work() -> None:
+    """A batch system sends it to the workers, too."""
+
+    def fail_after_the_signal() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("a worker has died")
+
+    with pytest.raises(Terminated, match="SIGTERM"), StopWish().asked_by(signal.SIGTERM):
+        fail_after_the_signal()
+    with pytest.raises(StoppedEarlyError), StopWish().asked_by(signal.SIGTERM):
+        raise StoppedEarlyError("as asked")
+    with pytest.raises(RuntimeError, match="by itself"), StopWish().asked_by(signal.SIGTERM):
+        raise RuntimeError("broken by itself")
+
+
+def test_the_handler_of_before_is_back_behind_the_block() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopWish().asked_by(signal.SIGTERM):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("at", "due"),
+    [
+        (datetime.now() - timedelta(minutes=1), True),
+        (datetime.now() + timedelta(hours=1), False),
+        (datetime.now(UTC) - timedelta(minutes=1), True),
+        (datetime.now(UTC) + timedelta(hours=1), False),
+        (None, False),
+    ],
+)
+def test_a_moment_asks_for_an_end_once_it_has_come(at: datetime | None, due: bool) -> None:
+    assert bool(StopWish(at).reason) == due

@@ -13,11 +13,63 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from types import FrameType
 from typing import Any, NoReturn
 
+from roll.core.errors import StoppedEarlyError
+
 LOGGER = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopWish:
+    """Wish that the run ends behind the step that is under way."""
+
+    def __init__(self, at: datetime | None = None) -> None:
+        """Wish for no end before this moment; None: not before somebody asks."""
+        self._at = None if at is None else at.astimezone()
+        self._signum: int | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run is to end; None while it is not."""
+        if self._signum is not None:
+            return signal.Signals(self._signum).name
+        if self._at is not None and datetime.now().astimezone() >= self._at:
+            return f"stop_at {self._at:%Y-%m-%d %H:%M:%S %z}"
+        return None
+
+    @contextmanager
+    def asked_by(self, signum: signal.Signals) -> Iterator[None]:
+        """Let the first such signal inside the block ask for the end behind the step; a second one
+        does what the signal does outside.
+
+        If the block fails after the first signal, it ends by `Terminated`: a batch system has often
+        sent the signal to Ray and the workers, too. Outside the main thread, no signal is caught.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.getsignal(signum)
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self._signum = number
+            signal.signal(number, previous)
+            LOGGER.warning(
+                "%s: the run ends behind this step; a second one ends it now", signum.name
+            )
+
+        signal.signal(signum, ask)
+        try:
+            yield
+        except Exception as error:
+            if self._signum is not None and not isinstance(error, StoppedEarlyError):
+                raise Terminated(self._signum) from error
+            raise
+        finally:
+            if self._signum is None:
+                signal.signal(signum, previous)
 
 
 class Terminated(KeyboardInterrupt):
