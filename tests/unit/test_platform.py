@@ -160,7 +160,8 @@ def test_core_shares_are_equal_and_disjoint_while_there_are_enough(cores: int, s
 
 
 def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
-    driver = {"HF_HUB_OFFLINE": "1", "SECRET": "x", "PYTHONPATH": "/b:/c"}
+    libraries = {"NCCL_IB_HCA": "mlx5", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    driver = {"HF_HUB_OFFLINE": "1", "SECRET": "x", "PYTHONPATH": "/b:/c"} | libraries
     env = actor_env(
         platform="cuda",
         devices=(2, 3),
@@ -173,6 +174,7 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     assert env["OMP_NUM_THREADS"] == "3"
     assert env["PYTHONPATH"] == "/a:/b:/c"
     assert env["HF_HUB_OFFLINE"] == "1"
+    assert env.items() >= libraries.items()
     assert env[WORKER_TOKEN] == "t"
     assert "SECRET" not in env
     assert "GLOO_SOCKET_IFNAME" not in env, "ranks of several machines would not meet"

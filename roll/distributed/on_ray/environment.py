@@ -23,15 +23,15 @@ PASSED_THROUGH = (
     "HF_HOME",
     "HF_HUB_OFFLINE",
     "HF_TOKEN",
-    "NCCL_DEBUG",
-    "NCCL_SOCKET_IFNAME",
     "ROLL_SANDBOX_TOKEN",
     "TORCHDYNAMO_DISABLE",
     "TRANSFORMERS_OFFLINE",
-    "VLLM_CPU_OMP_THREADS_BIND",
-    "VLLM_LOGGING_LEVEL",
 )
 """Variables that actors take over from the driver, also on other nodes."""
+
+PASSED_PREFIXES = ("NCCL_", "PYTORCH_", "SGLANG_", "TORCH_NCCL_", "VLLM_")
+"""Beginnings of the names of further such variables: settings of libraries, of which each release
+has others."""
 
 TUNABLES = "GLIBC_TUNABLES"
 
@@ -135,7 +135,11 @@ def actor_env(
     """
     driver = os.environ if driver_environ is None else driver_environ
     env = on_one_machine(driver) if single_host else {}
-    env |= {name: driver[name] for name in PASSED_THROUGH if name in driver}
+    env |= {
+        name: value
+        for name, value in driver.items()
+        if name in PASSED_THROUGH or name.startswith(PASSED_PREFIXES)
+    }
     threads = str(len(cores))
     env |= {WORKER_TOKEN: token, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     env |= FOR_ALL_ACTORS
