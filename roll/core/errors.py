@@ -23,6 +23,7 @@ __all__ = [
     "FolderLostError",
     "IncompleteWeightsError",
     "NotMadeYetError",
+    "PictureError",
     "RewardError",
     "RollError",
     "SettingsChangedError",
@@ -65,6 +66,10 @@ class CheckpointError(UserError):
 
 class EngineMissingError(UserError):
     """An engine that the config names is not installed, or not in the supported version."""
+
+
+class PictureError(RollError):
+    """A picture of a row cannot be made into patches. The row is left out, and the run goes on."""
 
 
 class RewardError(RollError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from roll.core.completion import TOKEN_TYPE
 from roll.core.pickling import pickle_by_fields
 
 
@@ -56,3 +59,29 @@ def patches_of_rows(pictures: Sequence[Pictures | None] | None, rows: int) -> li
     if pictures is None:
         return [0] * rows
     return [0 if each is None else each.num_patches() for each in pictures]
+
+
+if TYPE_CHECKING:
+    _Ints = array[int]
+else:
+    _Ints = array  # Python 3.11 has no array[int] at run time
+
+
+class PromptTokens(_Ints):
+    """Token ids of a prompt with pictures, int32, which pickle compresses: a large picture is one
+    placeholder thousands of times, and the driver sends each prompt several times.
+
+    Example: PromptTokens.of([5, 9, 9, 9, 9, 3])
+    """
+
+    @classmethod
+    def of(cls, tokens: Iterable[int]) -> Self:
+        return cls(TOKEN_TYPE, tokens)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _unpacked, (zlib.compress(self.tobytes(), 1),)
+
+
+def _unpacked(data: bytes) -> PromptTokens:
+    """Return the tokens that `PromptTokens.__reduce_ex__` has compressed."""
+    return PromptTokens(TOKEN_TYPE, zlib.decompress(data))

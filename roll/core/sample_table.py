@@ -26,6 +26,8 @@ class Branch:
     """Tokens of the response, or where they are."""
     versions: VersionRuns
     """Weight version of each token of the response."""
+    pictures: Pictures | None = None
+    """Pictures before the response; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,12 +77,16 @@ class Message:
 
     role: str
     content: str
+    """Text of the message, without its pictures."""
     name: str = ""
     """Of a message with the role `tool`: name of the tool."""
     call_id: str = ""
     """Of a message with the role `tool`: id of the call that it answers."""
     calls: tuple[ToolCall, ...] = ()
     """Of a message of the assistant: calls of tools behind the text."""
+    parts: tuple[Any, ...] = ()
+    """Of a message with pictures: its texts and its pictures (`roll.data.pictures.picture`), in
+    order."""
 
 
 @pickle_by_fields
@@ -95,9 +99,10 @@ class Prompt:
 
     id: str
     """`<source>:<row>`; the same in every run."""
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     text: str
-    """Text of `tokens`: the rendered chat template."""
+    """Text of `tokens`: the rendered chat template. It has one placeholder for each picture, where
+    the tokens have one for each merged patch."""
     answer: str
     tag: str
     """Tag that decides which rewards score the samples of this prompt."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
 from roll.data.chat.tokenization import TokenSequence
@@ -15,18 +15,16 @@ from roll.data.examples import Example
 
 def text_batch(examples: Sequence[Example]) -> TrainBatch:
     """Build a batch with one row per example: its first sequence, padded with zeros at the end."""
-    tokens, lengths, mask = _rows([example.sequences[0] for example in examples])
-    return TrainBatch(tokens=tokens, lengths=lengths, loss_mask=mask)
+    rows = _rows([example.sequences[0] for example in examples])
+    return TrainBatch(**rows)
 
 
 def pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
     """Build a batch with two rows per example: the chosen response, then the rejected one; a
     missing margin becomes 0."""
-    tokens, lengths, mask = _rows([each for example in examples for each in example.sequences])
+    rows = _rows([each for example in examples for each in example.sequences])
     margins = [example.margin or 0.0 for example in examples for _ in example.sequences]
-    return PreferenceBatch(
-        tokens=tokens, lengths=lengths, loss_mask=mask, margins=torch.tensor(margins)
-    )
+    return PreferenceBatch(**rows, margins=torch.tensor(margins))
 
 
 def scored_pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
@@ -44,20 +42,18 @@ def labelled_batch(examples: Sequence[Example]) -> LabelledBatch:
 
     A pair gives two rows: the chosen response is wanted, the rejected one is not.
     """
-    tokens, lengths, mask = _rows([each for example in examples for each in example.sequences])
+    rows = _rows([each for example in examples for each in example.sequences])
     wanted = [
         label
         for example in examples
         for label in ((True, False) if example.label is None else (example.label,))
     ]
-    return LabelledBatch(
-        tokens=tokens, lengths=lengths, loss_mask=mask, desirable=torch.tensor(wanted)
-    )
+    return LabelledBatch(**rows, desirable=torch.tensor(wanted))
 
 
-def _rows(sequences: Sequence[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return padded tokens, lengths and the mask of trained tokens; the first token of a row is
-    never trained."""
+def _rows(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
+    """Return padded tokens, lengths, the mask of trained tokens and the pictures, by name of the
+    column; the first token of a row is never trained."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     shape = len(sequences), int(lengths.max())
     tokens_BT = torch.zeros(shape, dtype=torch.long)
@@ -67,4 +63,10 @@ def _rows(sequences: Sequence[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
         for start, stop in sequence.trained:
             # No model output predicts the first token, so it cannot be trained.
             mask_BT[row, max(start, 1) : stop] = True
-    return tokens_BT, lengths, mask_BT
+    pictures = [sequence.pictures for sequence in sequences]
+    return {
+        "tokens": tokens_BT,
+        "lengths": lengths,
+        "loss_mask": mask_BT,
+        "pictures": pictures if any(pictures) else None,
+    }

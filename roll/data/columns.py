@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from roll.config.errors import nearest
@@ -13,6 +14,9 @@ from roll.config.sections.data import FileConfig, SourceConfig
 from roll.config.sections.environment import MAX_SEED, TaskSource
 from roll.core.errors import DataError
 from roll.core.types import Message
+from roll.data.pictures.forms import pictures_of
+from roll.data.pictures.parts import parts_of, text_of_parts, with_pictures
+from roll.data.pictures.picture import Picture, pictures_in
 from roll.data.spool import spooled
 
 
@@ -30,7 +34,8 @@ class RawRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """Row with its columns mapped to fields; exactly one of `prompt` and `messages` is set."""
+    """Row with its columns mapped to fields; exactly one of `prompt` and `messages` is set: for a
+    prompt with pictures, `messages`."""
 
     place: str
     prompt: str | None
@@ -40,6 +45,11 @@ class PromptRow:
     tag: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values of all columns that are not mapped, by column name; large ones are on disk."""
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Pictures in the messages, in order."""
+        return pictures_in(self.messages or ())
 
 
 def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
@@ -56,7 +66,14 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
     messages = None
     if columns.messages is not None:
         where = f"{row.place}: column {columns.messages!r}"
-        messages = messages_of(values[columns.messages], where)
+        messages = messages_of(values[columns.messages], where, folder_of(source))
+    pictures = pictures_of_column(row, columns.images, source)
+    if messages is not None:
+        messages = with_pictures(messages, pictures, row.place)
+    elif pictures is not None:
+        asked = (Message(role="user", content=prompt or ""),)
+        filled = with_pictures(asked, pictures, row.place)
+        prompt, messages = (None, filled) if pictures else (prompt, None)
     return PromptRow(
         place=row.place,
         prompt=prompt,
@@ -67,6 +84,21 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
     )
 
 
+def pictures_of_column(
+    row: RawRow, name: str | None, source: FileConfig
+) -> tuple[Picture, ...] | None:
+    """Return the pictures of a row's column; None if the source has none (`name` is None). The
+    errors are those of `pictures_of`."""
+    if name is None:
+        return None
+    return pictures_of(row.values[name], f"{row.place}: column {name!r}", folder_of(source))
+
+
+def folder_of(source: FileConfig) -> Path:
+    """Return the folder to which paths in a source are relative: that of its file."""
+    return Path(source.path).expanduser().parent
+
+
 def map_task(row: RawRow, source: TaskSource) -> PromptRow:
     """Convert a row of a file of tasks. Its column `seed`, if it has one that is not mapped, is the
     seed of the task.
@@ -75,6 +107,8 @@ def map_task(row: RawRow, source: TaskSource) -> PromptRow:
         DataError: a column is missing or holds the wrong type, or `seed` is no seed.
     """
     found = map_row(row, source)
+    if found.pictures:
+        raise DataError(f"{row.place}: has pictures; tasks of environments take none")
     if "seed" in found.extra and not _is_seed(found.extra["seed"]):
         raise DataError(
             f"{row.place}: column 'seed', with which the environment begins the task, must be a "
@@ -140,11 +174,13 @@ def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
     )
 
 
-def messages_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Convert a list of messages, or its JSON text, to `Message`s.
+def messages_of(value: Any, where: str, folder: Path) -> tuple[Message, ...]:
+    """Convert a list of messages, or its JSON text, to `Message`s. The content of a message may be
+    a list of parts, with pictures.
 
     Args:
         where: file, row and column, with which the error message begins.
+        folder: folder of the file, to which paths of pictures are relative.
 
     Raises:
         DataError: the value is no such list or is empty, or a message has keys other than role and
@@ -157,26 +193,34 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
             raise DataError(f"{where} is text but not JSON: {error.msg}") from None
     if not isinstance(value, Sequence) or not value or isinstance(value, str):
         raise DataError(f"{where} must be a list of {{role, content}}, found {show(value)}")
-    messages = []
-    for number, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            raise DataError(f"{where}[{number}] must be {{role, content}}, found {show(item)}")
-        for key in ("role", "content"):
-            if not isinstance(item.get(key), str):
-                raise DataError(
-                    f"{where}[{number}].{key} must be text, found {show(item.get(key))}"
-                )
-        more = sorted(key for key in item if key not in _MESSAGE and item[key] is not None)
-        if more:
-            raise DataError(
-                f"{where}[{number}] has {more[0]!r}, which would be lost (known: role, content); "
-                "put it into the content, or drop it"
-            )
-        messages.append(Message(role=item["role"], content=item["content"]))
-    return tuple(messages)
+    return tuple(_message(item, f"{where}[{i}]", folder) for i, item in enumerate(value))
 
 
 _MESSAGE = ("role", "content")
+
+
+def _message(item: Any, where: str, folder: Path) -> Message:
+    """Convert one message; arguments and errors are those of `messages_of`."""
+    if not isinstance(item, Mapping):
+        raise DataError(f"{where} must be {{role, content}}, found {show(item)}")
+    content = item.get("content")
+    in_parts = isinstance(content, Sequence) and not isinstance(content, str)
+    for key in ("role",) if in_parts else _MESSAGE:
+        if not isinstance(item.get(key), str):
+            raise DataError(f"{where}.{key} must be text, found {show(item.get(key))}")
+    more = sorted(key for key in item if key not in _MESSAGE and item[key] is not None)
+    if more:
+        raise DataError(
+            f"{where} has {more[0]!r}, which would be lost (known: role, content); "
+            "put it into the content, or drop it"
+        )
+    if not in_parts:
+        return Message(role=item["role"], content=item["content"])
+    parts = parts_of(content, f"{where}.content", folder)
+    text = text_of_parts(parts)
+    # Texts alone are no parts: templates of models that see no pictures take no lists.
+    only_texts = all(isinstance(part, str) for part in parts)
+    return Message(role=item["role"], content=text, parts=() if only_texts else parts)
 
 
 def show(value: Any) -> str:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
-from roll.core.errors import DataError
+from roll.core.errors import DataError, PictureError
 from roll.core.types import Prompt
 from roll.data.chat.templates import PromptTokenizer, render_prompts, tokenize_prompts
 from roll.data.chat.unknown_text import UnknownText, unknown_pieces
 from roll.data.columns import map_row
+from roll.data.pictures.broken import BrokenPictures
+from roll.data.pictures.picture import identities
+from roll.data.pictures.placeholders import Placeholders, expanded
 from roll.data.sources import read_source
 
 log = logging.getLogger(__name__)
@@ -94,6 +97,7 @@ def load_prompts(
     sources: Sequence[SourceConfig] | Mapping[str, SourceConfig],
     data: DataConfig,
     tokenizer: PromptTokenizer,
+    placeholders: Placeholders | None = None,
 ) -> Dataset[Prompt]:
     """Read the prompts of all sources, render them with the chat template and tokenize them.
 
@@ -101,12 +105,15 @@ def load_prompts(
         sources: training sources, or validation sets by name; row ids then begin with this name.
         data: template settings and the limit of prompt tokens.
         tokenizer: tokenizer of the model that gets the prompts.
+        placeholders: those of this model; None: rows with pictures are refused.
 
     Raises:
-        DataError: a source cannot be read, or most of its prompts are too long.
+        ConfigError: there are rows with pictures, but the model takes none.
+        DataError: a source cannot be read, or most of its prompts are too long, or have pictures
+            that cannot be read.
     """
     loaded = [
-        source_prompts(name, source, data, tokenizer)
+        source_prompts(name, source, data, tokenizer, placeholders)
         for name, source in named_sources(sources).items()
     ]
     for _, report in loaded:
@@ -118,46 +125,60 @@ def load_prompts(
 def identity(prompt: Prompt) -> list[Any]:
     """Return what the fingerprint covers of a prompt: all but the text, which the tokens stand for.
     Rows without further columns have the fingerprint of earlier versions, whose runs resume."""
-    told = [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
+    told = [prompt.id, list(prompt.tokens), prompt.answer, prompt.tag]
+    if prompt.pictures is not None:
+        told.append(identities(prompt.pictures))
     return [*told, dict(prompt.extra)] if prompt.extra else told
 
 
 def source_prompts(
-    name: str, source: SourceConfig, data: DataConfig, tokenizer: PromptTokenizer
+    name: str,
+    source: SourceConfig,
+    data: DataConfig,
+    tokenizer: PromptTokenizer,
+    placeholders: Placeholders | None = None,
 ) -> tuple[Source[Prompt], SourceReport]:
     """Load the prompts of one source; see `load_prompts` for arguments and errors."""
     rows = read_source(source, map_row)
-    texts = render_prompts(rows, tokenizer, data, source.system)
-    tokens = tokenize_prompts(texts, tokenizer, data)
+    broken = BrokenPictures()
+    kept = [(number, row) for number, row in enumerate(rows) if broken.is_sound(row.pictures)]
+    texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)
+    found: list[Sequence[int]] = []
+    prompts: list[Prompt] = []
     unknown = UnknownText(tokenizer.unk_token)
-    for row, pieces in zip(rows, unknown_pieces(texts, tokens, tokenizer), strict=True):
-        unknown.note(pieces, row.place)
-    prompts = tuple(
-        Prompt(
-            id=f"{name}:{number}",
-            tokens=ids,
-            text=text,
-            answer=row.answer,
-            tag=row.tag,
-            extra=row.extra,
-        )
-        for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
-        if len(ids) <= data.max_prompt_tokens
-    )
-    lengths = [len(ids) for ids in tokens]
+    tokens = tokenize_prompts(texts, tokenizer, data)
+    pieces = unknown_pieces(texts, tokens, tokenizer)
+    for (number, row), text, ids, lost in zip(kept, texts, tokens, pieces, strict=True):
+        unknown.note(lost, row.place)
+        try:
+            whole, pictures = expanded(ids, row.pictures, placeholders, row.place)
+        except PictureError as error:
+            broken.note(str(error))
+            continue
+        found.append(whole)
+        if len(whole) <= data.max_prompt_tokens:
+            prompts.append(
+                Prompt(f"{name}:{number}", whole, text, row.answer, row.tag, row.extra, pictures)
+            )
+    broken.refuse_most(source.path, len(rows))
+    lengths = [len(ids) for ids in found]
     _refuse_most_lost(source.path, lengths, data.max_prompt_tokens)
     empty = next((prompt.id for prompt in prompts if not prompt.tokens), None)
     if empty is not None:
         raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
-    report = _report(name, lengths, data.max_prompt_tokens, unknown)
-    return Source(name, source.weight, prompts), report
+    report = _report(name, lengths, data.max_prompt_tokens, unknown, broken)
+    return Source(name, source.weight, tuple(prompts)), report
 
 
-def _report(name: str, lengths: Sequence[int], limit: int, unknown: UnknownText) -> SourceReport:
-    """Return the report on a source whose prompts have these numbers of tokens; those of more than
-    `limit` tokens are left out."""
-    rows, longest, remarks = len(lengths), max(lengths), []
+def _report(
+    name: str, lengths: Sequence[int], limit: int, unknown: UnknownText, broken: BrokenPictures
+) -> SourceReport:
+    """Return the report on a source whose prompts with sound pictures have these numbers of tokens;
+    those of more than `limit` tokens are left out."""
+    rows, longest, remarks = len(lengths) + len(broken), max(lengths), []
     too_long = sum(length > limit for length in lengths)
+    if broken:
+        remarks.append(broken.told(rows))
     if too_long:
         remarks.append(
             f"{too_long} left out because they are longer than max_prompt_tokens = {limit} (the "
@@ -166,7 +187,13 @@ def _report(name: str, lengths: Sequence[int], limit: int, unknown: UnknownText)
     if unknown.rows:
         remarks.append(unknown.told(rows))
     return SourceReport(
-        name, rows - too_long, rows, too_long, longest, unknown=unknown.rows, remarks=tuple(remarks)
+        name,
+        len(lengths) - too_long,
+        rows,
+        too_long,
+        longest,
+        unknown=unknown.rows,
+        remarks=tuple(remarks),
     )
 
 

@@ -13,7 +13,7 @@ from roll.config.sections.data import (
     TextDataConfig,
     TextSource,
 )
-from roll.core.errors import DataError
+from roll.core.errors import DataError, PictureError
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
 from roll.data.chat.end_mark import end_mark
 from roll.data.chat.templates import PromptTokenizer
@@ -35,6 +35,9 @@ from roll.data.datasets import (
     log_report,
     named_sources,
 )
+from roll.data.pictures.broken import BrokenPictures
+from roll.data.pictures.picture import identities
+from roll.data.pictures.placeholders import Placeholders
 from roll.data.sources import read_source
 
 
@@ -64,15 +67,24 @@ def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
 
     The first prompt gets the response to the last one. Each sequence gives one example, with the
     label True. There is at least one example, and each sequence has a trained token.
+
+    Raises:
+        DataError: a picture follows a trained token.
     """
     made: list[Example] = []
     for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
         for j, own in enumerate(example.sequences):
             other = before.sequences[j % len(before.sequences)]
+            if own.pictures is not None and own.pictures.places[-1] > own.num_before:
+                raise DataError(
+                    f"row {example.id}: a picture behind an answer, which kto compares with other "
+                    "prompts; give such rows to another loss"
+                )
             moved = own.num_before - other.num_before
             sequence = TokenSequence(
                 (*own.tokens[: own.num_before], *other.tokens[other.num_before :]),
                 tuple((start + moved, stop + moved) for start, stop in other.trained),
+                own.pictures,
             )
             cut = sequence.without_end(max_tokens)
             made.append(Example(f"mismatched:{len(made)}", (cut,), label=True))
@@ -100,44 +112,52 @@ def load_texts(
     sources: Sequence[TextSource] | Mapping[str, TextSource],
     data: TextDataConfig,
     tokenizer: Any,
+    placeholders: Placeholders | None = None,
 ) -> Dataset[Example]:
     """Load texts to imitate.
 
     Args:
         sources: training sources, or validation sets by name.
+        placeholders: those of the model; None: rows with pictures are refused.
 
     Raises:
         DataError: a source cannot be read, none of its rows is left, or `data.too_long` is `refuse`
             and a sequence is too long.
+        ConfigError: there are rows with pictures, but the model takes none.
     """
-    return _dataset(sources, texts_of(data, tokenizer))
+    return _dataset(sources, texts_of(data, tokenizer, placeholders))
 
 
 def load_preferences(
     sources: Sequence[PreferenceSource] | Mapping[str, PreferenceSource],
     data: RowsConfig,
     tokenizer: Any,
+    placeholders: Placeholders | None = None,
 ) -> Dataset[Example]:
     """Load pairs, or single responses with a label.
 
     Arguments and errors are those of `load_texts`.
     """
-    return _dataset(sources, preferences_of(data, tokenizer))
+    return _dataset(sources, preferences_of(data, tokenizer, placeholders))
 
 
 S = TypeVar("S", bound=FileConfig)
 
 
-def texts_of(data: TextDataConfig, tokenizer: Any) -> ExampleReader[TextSource]:
+def texts_of(
+    data: TextDataConfig, tokenizer: Any, placeholders: Placeholders | None = None
+) -> ExampleReader[TextSource]:
     """Return a reader of texts to imitate; DataError as in `ExampleReader`."""
-    last_turn_only = data.train_on == "last_assistant"
-    return ExampleReader(map_text, data, tokenizer, last_turn_only=last_turn_only)
+    last = data.train_on == "last_assistant"
+    return ExampleReader(map_text, data, tokenizer, placeholders, last_turn_only=last)
 
 
-def preferences_of(data: RowsConfig, tokenizer: Any) -> ExampleReader[PreferenceSource]:
+def preferences_of(
+    data: RowsConfig, tokenizer: Any, placeholders: Placeholders | None = None
+) -> ExampleReader[PreferenceSource]:
     """Return a reader of pairs, or of single responses with a label; DataError as in
     `ExampleReader`."""
-    return ExampleReader(map_preference, data, tokenizer, last_turn_only=False)
+    return ExampleReader(map_preference, data, tokenizer, placeholders, last_turn_only=False)
 
 
 def _dataset(
@@ -162,6 +182,7 @@ class ExampleReader(Generic[S]):
         map_one: Callable[[RawRow, S], DialogueRow],
         data: RowsConfig,
         tokenizer: Any,
+        placeholders: Placeholders | None,
         *,
         last_turn_only: bool,
     ) -> None:
@@ -171,6 +192,7 @@ class ExampleReader(Generic[S]):
             map_one: function that converts a row by the columns of its source.
             data: template settings, the limit of tokens, and the rule for longer rows.
             tokenizer: tokenizer of the model that is trained.
+            placeholders: those of this model; None: rows with pictures are refused.
             last_turn_only: True if only the last turn of the assistant is trained.
 
         Raises:
@@ -180,6 +202,7 @@ class ExampleReader(Generic[S]):
         self._map_one = map_one
         self._data = data
         self._tokenizer = tokenizer
+        self._placeholders = placeholders
         self._last_turn_only = last_turn_only
         self._eos_token = check_template(tokenizer, data)
         self._mark = end_mark(tokenizer, data) if data.chat_template else None
@@ -191,8 +214,8 @@ class ExampleReader(Generic[S]):
             DataError: see `load_texts`.
         """
         rows = read_source(source, self._map_one)
-        losses = _DroppedRows()
-        kept = list(self._with_pieces(rows, source.system, losses))
+        losses, broken = _DroppedRows(), BrokenPictures()
+        kept = list(self._with_pieces(rows, source.system, losses, broken))
         texts = [conversation for _, _, made in kept for conversation in made]
         tokens = tokenized(texts, self._tokenizer, self._eos_token)
         unknown = _unknown(texts, tokens, [row for _, row, _ in kept], self._tokenizer)
@@ -200,13 +223,20 @@ class ExampleReader(Generic[S]):
         examples, longest = [], 0
         for number, row, _ in kept:
             own = tuple(next(sequences) for _ in row.conversations)
+            try:
+                own = self._with_pictures(own, row)
+            except PictureError as error:
+                broken.note(str(error))
+                continue
             longest = max(longest, *map(len, own))
             fitted = _fitted(own, self._data, row.place, losses)
             if fitted is not None:
                 examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label, row.tag))
+        broken.refuse_most(source.path, len(rows))
         if not examples:
             raise DataError(f"{source.path}: none of {len(rows)} rows is left: {losses}")
-        remarks = [str(losses)] if losses.counts else []
+        remarks = [broken.told(len(rows))] if broken else []
+        remarks += [str(losses)] if losses.counts else []
         remarks += [unknown.told(len(rows))] if unknown.rows else []
         report = SourceReport(
             name,
@@ -220,12 +250,38 @@ class ExampleReader(Generic[S]):
         )
         return Source(name, source.weight, tuple(examples)), report
 
+    def _with_pictures(
+        self, sequences: tuple[TokenSequence, ...], row: DialogueRow
+    ) -> tuple[TokenSequence, ...]:
+        """Return the sequences of a row with all placeholders of their pictures.
+
+        Raises:
+            DataError: the chat template writes others, or nothing here takes pictures.
+            PictureError, ConfigError: as in `Placeholders.expanded`.
+        """
+        made = []
+        for sequence, conversation in zip(sequences, row.conversations, strict=True):
+            if conversation.pictures:
+                if self._placeholders is None:
+                    raise DataError(f"{row.place}: has pictures, and nothing here takes any")
+                sequence = sequence.with_pictures(
+                    conversation.pictures, self._placeholders, row.place
+                )
+            made.append(sequence)
+        return tuple(made)
+
     def _with_pieces(
-        self, rows: Sequence[DialogueRow], system: str | None, losses: _DroppedRows
+        self,
+        rows: Sequence[DialogueRow],
+        system: str | None,
+        losses: _DroppedRows,
+        broken: BrokenPictures,
     ) -> Iterator[tuple[int, DialogueRow, list[list[Piece]]]]:
         """Yield each row that can be learned: its number, itself, and the pieces of each of its
-        conversations. Note the other rows, and altered answers, in `losses`."""
+        conversations. Note the other rows, and altered answers, in `losses` and `broken`."""
         for number, row in enumerate(rows):
+            if not all(broken.is_sound(each.pictures) for each in row.conversations):
+                continue
             answers = [conversation.after for conversation in row.conversations]
             if len(answers) == 2 and answers[0] == answers[1]:
                 losses.note("equal answers", row.place)
@@ -288,6 +344,9 @@ def _fitted(
             "data.too_long say what becomes of such rows: drop, cut_start or cut_end"
         )
     cut: list[TokenSequence] = []
+    if any(sequence.pictures for sequence in sequences):
+        losses.note(f"{what} and pictures, which are never cut", place)
+        return None
     if data.too_long == "cut_start":
         surplus = longest - limit
         if all(surplus < sequence.num_before for sequence in sequences):
@@ -310,4 +369,6 @@ def _identity(example: Example) -> list[Any]:
     earlier versions, whose runs resume."""
     sequences = [[sequence.tokens, sequence.trained] for sequence in example.sequences]
     told = [example.id, sequences, example.margin, example.label]
+    pictures = [identities(each.pictures) for each in example.sequences if each.pictures]
+    told += [pictures] if pictures else []
     return [*told, example.tag] if example.tag != "default" else told

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from roll.data.columns import RawRow
 
 BATCH_BYTES = 1 << 26
 """Bytes of a Parquet file that are in memory at a time, about; they may be compressed in it."""
+PICTURE_ROWS = 64
+"""Number of rows with pictures of a dataset that are in memory at a time."""
 CSV_FIELD_LIMIT = 2**31 - 1
 """Largest number of characters in a CSV field; the default of `csv`, 131072, is too low for long
 documents."""
@@ -155,7 +157,7 @@ def read_disk(path: Path, split: str) -> Iterator[RawRow]:
                 f"{path}: no split {split!r}{nearest(split, have)} (splits: {', '.join(have)})"
             )
         loaded = loaded[split]
-    for number, row in enumerate(loaded):
+    for number, row in enumerate(_rows(loaded)):
         yield RawRow(f"{path}: row {number}", row)
 
 
@@ -180,7 +182,7 @@ def read_hub(source: FileConfig) -> Iterator[RawRow]:
             f"({type(error).__name__}: {first_line}); check the name, `subset`, `split` "
             "and the network, or download it before and give the path of a file or folder"
         ) from error
-    for number, row in enumerate(loaded):
+    for number, row in enumerate(_rows(loaded)):
         yield RawRow(f"hub dataset {name}: row {number}", row)
 
 
@@ -190,6 +192,27 @@ FILE_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     "csv": read_csv,
     "parquet": read_parquet,
 }
+
+
+def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a dataset of Hugging Face. Its pictures stay encoded, as {bytes, path}:
+    `datasets` would decode each of them at each reading."""
+    if not _has_pictures(dataset.features):
+        yield from dataset
+        return
+    for batch in dataset.with_format("arrow").iter(PICTURE_ROWS):
+        yield from batch.to_pylist()
+
+
+def _has_pictures(feature: Any) -> bool:
+    """Return whether a feature of `datasets` holds pictures, itself or in it."""
+    import datasets
+
+    if isinstance(feature, Mapping):
+        return any(map(_has_pictures, feature.values()))
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return _has_pictures(feature.feature)
+    return isinstance(feature, datasets.Image)
 
 
 def _parse(line: str, place: str) -> Any:

@@ -12,6 +12,7 @@ import pickle
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 LARGE_BYTES = 1 << 14
@@ -68,12 +69,18 @@ class SpooledRow(Mapping[str, Any]):
         return dict, (dict(self),)
 
 
+def put_bytes(data: bytes) -> Place:
+    """Put bytes into the file of this process and return their place; OSError as in `Spool.put`."""
+    return _spool(os.getpid()).put(data)
+
+
 class Place:
-    """A stretch of a spool."""
+    """A stretch of a spool. Pickled, it can be read in all processes of its user on this machine,
+    as long as the process lives that has pickled it."""
 
     __slots__ = ("_length", "_spool", "_start")
 
-    def __init__(self, spool: Spool, start: int, length: int) -> None:
+    def __init__(self, spool: Spool | ForeignSpool, start: int, length: int) -> None:
         """Describe the stretch of `length` bytes from byte `start` of the spool on."""
         self._spool, self._start, self._length = spool, start, length
 
@@ -81,9 +88,25 @@ class Place:
         """Return the bytes of this stretch.
 
         Raises:
-            OSError: the disk does not give them.
+            OSError: the disk does not give them, or the process with the file has ended.
         """
         return self._spool.read(self._start, self._length)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Place, (ForeignSpool(self._spool.path), self._start, self._length)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSpool:
+    """The spool of another process."""
+
+    path: str
+    """Name of the file as an open file of that process."""
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return `length` bytes of the file, from byte `start` on; OSError as in `Spool.read`."""
+        with open(self.path, "rb") as file:
+            return _read(file.fileno(), start, length)
 
 
 class Spool:
@@ -115,15 +138,25 @@ class Spool:
                 ) from error
             return Place(self, start, len(data))
 
+    @property
+    def path(self) -> str:
+        """Name of the file for other processes; it has none in a folder."""
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
     def read(self, start: int, length: int) -> bytes:
         """Return `length` bytes of the file, from byte `start` on; OSError if it ends before."""
-        data = os.pread(self._file.fileno(), length, start)
-        while len(data) < length:  # a call gives 2 GiB at most
-            more = os.pread(self._file.fileno(), length - len(data), start + len(data))
-            if not more:
-                raise OSError(f"a spool of rows ends after {start + len(data)} bytes")
-            data += more
-        return data
+        return _read(self._file.fileno(), start, length)
+
+
+def _read(file: int, start: int, length: int) -> bytes:
+    """Return `length` bytes of an open file, from byte `start` on; OSError if it ends before."""
+    data = os.pread(file, length, start)
+    while len(data) < length:  # a call gives 2 GiB at most
+        more = os.pread(file, length - len(data), start + len(data))
+        if not more:
+            raise OSError(f"a spool of rows ends after {start + len(data)} bytes")
+        data += more
+    return data
 
 
 @functools.cache

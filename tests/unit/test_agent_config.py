@@ -57,3 +57,10 @@ def test_agents_are_not_held_back_and_a_limit_on_them_is_refused() -> None:
 def test_a_limit_of_prompts_is_refused_where_episodes_have_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an episode has one limit"):
         load_config(task(tmp_path), ["data.max_prompt_tokens=5"])
+
+
+def test_pictures_are_refused_where_episodes_have_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.pictures: episodes have no pictures"):
+        load_config(task(tmp_path), ["data.pictures.workers=1"])
+    with pytest.raises(ValidationError, match="take no pictures"):
+        TaskSource.model_validate({"path": "a.jsonl", "columns": {"images": "images"}})

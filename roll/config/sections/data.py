@@ -22,6 +22,10 @@ class ColumnsConfig(Config):
     """Column with the correct answer, which is passed to the reward. null: there is none."""
     tag: str | None = None
     """Column with the tag of each row. If left out: the source's `tag`."""
+    images: str | None = None
+    """Column with the pictures of a row: one, or a list. Each `<image>` in the texts of the row
+    stands for the next of them; without any, they come first. null: `<image>` is text, and only
+    messages may hold pictures."""
 
     @model_validator(mode="after")
     def _one_of_prompt_and_messages(self) -> Self:
@@ -70,7 +74,7 @@ class SourceConfig(FileConfig):
     @property
     def columns_used(self) -> tuple[str, ...]:
         columns = self.columns
-        return _named(columns.prompt, columns.messages, columns.answer, columns.tag)
+        return _named(columns.prompt, columns.messages, columns.answer, columns.tag, columns.images)
 
 
 class TextColumns(Config):
@@ -84,6 +88,10 @@ class TextColumns(Config):
     only together with `completion`."""
     completion: str | None = None
     """Column with the text to imitate, or a list of messages. Set either this or `messages`."""
+    images: str | None = None
+    """Column with the pictures of a row: one, or a list. Each `<image>` in the texts of the row
+    stands for the next of them; without any, they come first. null: `<image>` is text, and only
+    messages may hold pictures."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -105,7 +113,8 @@ class TextSource(FileConfig):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
-        return _named(self.columns.messages, self.columns.prompt, self.columns.completion)
+        columns = self.columns
+        return _named(columns.messages, columns.prompt, columns.completion, columns.images)
 
 
 class TaughtColumns(TextColumns):
@@ -144,6 +153,10 @@ class PreferenceColumns(Config):
     """Column with a single response; needs `label`, and excludes `chosen` and `rejected`."""
     label: str | None = None
     """Column that says if the response in `completion` is wanted: true or false."""
+    images: str | None = None
+    """Column with the pictures of a row: one, or a list. Each `<image>` in prompt and response
+    stands for the next of them; without any, they come first. null: `<image>` is text, and only
+    messages may hold pictures."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -172,12 +185,36 @@ class PreferenceSource(FileConfig):
             columns.margin,
             columns.completion,
             columns.label,
+            columns.images,
         )
 
 
 def _named(*columns: str | None) -> tuple[str, ...]:
     """Return the columns that are not None."""
     return tuple(name for name in columns if name is not None)
+
+
+class PicturesConfig(Config):
+    """Settings of the way from the pictures of rows to the patches that a model reads."""
+
+    min_pixels: int | None = Field(default=None, ge=1)
+    """Smallest area of a picture, in pixels; smaller ones are enlarged. null: that of the model's
+    image processor."""
+    max_pixels: int | None = Field(default=None, ge=1)
+    """Largest area of a picture, in pixels; larger ones are reduced. The number of tokens is in
+    proportion to it. null: that of the model's image processor."""
+    workers: int = Field(default=2, ge=1)
+    """Number of processes that make patches, on the machine of the driver."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Time limit for the pictures of one row, in seconds. A row that takes longer is left out."""
+
+    @model_validator(mode="after")
+    def _a_range(self) -> Self:
+        """Require min_pixels <= max_pixels."""
+        low, high = self.min_pixels, self.max_pixels
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_pixels = {low} must not lie above max_pixels = {high}")
+        return self
 
 
 class TemplateConfig(Config):
@@ -187,6 +224,7 @@ class TemplateConfig(Config):
     """Render rows with the tokenizer's chat template. False uses texts as they are."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the chat template, for example {enable_thinking: false}."""
+    pictures: PicturesConfig = PicturesConfig()
     shuffle: bool = True
     """Draw a new order of rows for each epoch, from the seed. False keeps the order of the
     sources."""

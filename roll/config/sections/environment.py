@@ -225,6 +225,8 @@ class TaskSource(SourceConfig):
                 "`system` is put before prompts, and in an episode the environment says all that "
                 "the policy reads; let it say this, too, and drop `system`"
             )
+        if self.columns.images is not None:
+            raise ValueError("`columns.images`: tasks of environments take no pictures; drop it")
         set_too = self.changed("format", "subset", "split", "limit", "made_by", "columns")
         if self.seeds is not None and set_too:
             raise ValueError(f"`{set_too[0]}` is for a file of tasks, not for `seeds`; drop it")

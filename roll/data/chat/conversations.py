@@ -8,10 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.config.sections.data import PreferenceSource, TaughtSource, TextSource
+from roll.config.sections.data import FileConfig, PreferenceSource, TaughtSource, TextSource
 from roll.core.errors import DataError
 from roll.core.types import Message
-from roll.data.columns import RawRow, messages_of, require_columns, show, text_of
+from roll.data.columns import (
+    RawRow,
+    folder_of,
+    messages_of,
+    pictures_of_column,
+    require_columns,
+    show,
+    text_of,
+)
+from roll.data.pictures.parts import with_pictures
+from roll.data.pictures.picture import Picture, pictures_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,17 @@ class Conversation:
     """Messages that are never trained."""
     after: tuple[Message, ...]
     """Messages whose assistant turns are trained."""
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """All pictures, in order."""
+        return pictures_in((*self.before, *self.after))
+
+    def with_pictures(self, pictures: Sequence[Picture] | None, place: str) -> Conversation:
+        """Return the conversation with the pictures of the row's column in their places; DataError
+        as in `roll.data.pictures.parts.with_pictures`."""
+        whole = with_pictures((*self.before, *self.after), pictures, place)
+        return Conversation(whole[: len(self.before)], whole[len(self.before) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +75,15 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
     if columns.completion is None:
         assert columns.messages is not None
         where = f"{row.place}: column {columns.messages!r}"
-        conversation = Conversation((), messages_of(values[columns.messages], where))
+        messages = messages_of(values[columns.messages], where, folder_of(source))
+        conversation = Conversation((), messages)
     else:
-        before = _messages_of_column(values, columns.prompt, row.place, role="user")
         conversation = Conversation(
-            before, _messages_of_column(values, columns.completion, row.place, role="assistant")
+            _messages_of_column(row, columns.prompt, source, role="user"),
+            _messages_of_column(row, columns.completion, source, role="assistant"),
         )
+    pictures = pictures_of_column(row, columns.images, source)
+    conversation = conversation.with_pictures(pictures, row.place)
     return DialogueRow(row.place, (conversation,), tag=_tag(values, source, row.place))
 
 
@@ -85,30 +109,32 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
     """
     columns, values = source.columns, row.values
     require_columns(values, source, row.place)
-    before = _messages_of_column(values, columns.prompt, row.place, role="user")
+    pictures = pictures_of_column(row, columns.images, source)
+    before = _messages_of_column(row, columns.prompt, source, role="user")
     if columns.label is not None:
-        response = _messages_of_column(values, columns.completion, row.place, role="assistant")
+        response = _messages_of_column(row, columns.completion, source, role="assistant")
         label = values[columns.label]
         if label not in (True, False):  # 0 and 1 are equal to these
             raise DataError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
-        return DialogueRow(row.place, (Conversation(before, response),), label=bool(label))
-    chosen = _messages_of_column(values, columns.chosen, row.place, role="assistant")
-    rejected = _messages_of_column(values, columns.rejected, row.place, role="assistant")
+        single = Conversation(before, response).with_pictures(pictures, row.place)
+        return DialogueRow(row.place, (single,), label=bool(label))
+    chosen = _messages_of_column(row, columns.chosen, source, role="assistant")
+    rejected = _messages_of_column(row, columns.rejected, source, role="assistant")
     if columns.prompt is None:
         shared = _shared_turns(chosen, rejected)
         before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     margin = None if columns.margin is None else _margin(values, columns.margin, row.place)
-    return DialogueRow(
-        row.place, (Conversation(before, chosen), Conversation(before, rejected)), margin=margin
-    )
+    pair = (Conversation(before, chosen), Conversation(before, rejected))
+    filled = tuple(each.with_pictures(pictures, row.place) for each in pair)
+    return DialogueRow(row.place, filled, margin=margin)
 
 
 def _messages_of_column(
-    values: Mapping[str, Any], name: str | None, place: str, *, role: str
+    row: RawRow, name: str | None, source: FileConfig, *, role: str
 ) -> tuple[Message, ...]:
-    """Return column `name` as messages: a text becomes one message of `role`.
+    """Return column `name` of a row as messages: a text becomes one message of `role`.
 
     Without a column (`name` is None) the result is empty. A response may be empty; its row is left
     out and counted later.
@@ -118,17 +144,17 @@ def _messages_of_column(
     """
     if name is None:
         return ()
-    value = values[name]
+    value, place = row.values[name], row.place
     if value is None and role == "assistant":
         value = ""
     if isinstance(value, str) and not _is_conversation(value):
-        text = value if role == "assistant" else text_of(values, name, place)
+        text = value if role == "assistant" else text_of(row.values, name, place)
         return (Message(role=role, content=text),)
     if not isinstance(value, str | Sequence):
         raise DataError(
             f"{place}: column {name!r} must be text or a list of messages, found {show(value)}"
         )
-    return messages_of(value, f"{place}: column {name!r}")
+    return messages_of(value, f"{place}: column {name!r}", folder_of(source))
 
 
 def _is_conversation(text: str) -> bool:

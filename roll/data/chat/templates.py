@@ -199,7 +199,7 @@ def apply_template(
 
 def _as_dict(message: Message) -> dict[str, Any]:
     """Return a message with the keys that chat templates know."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    found: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.name:
         found["name"] = message.name
     if message.call_id:
@@ -216,8 +216,23 @@ def _as_dict(message: Message) -> dict[str, Any]:
     return found
 
 
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Return the text of a message; if it has pictures, its parts as chat templates know them."""
+    if not message.parts:
+        return message.content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in message.parts
+    ]
+
+
 def _plain(row: PromptRow) -> str:
     """Return the prompt of a row as it is; DataError if the row holds messages instead."""
+    if row.pictures:
+        raise DataError(
+            f"{row.place}: pictures need a chat template, which says how the model marks them; set "
+            "`data.chat_template: true`"
+        )
     if row.prompt is None:
         raise DataError(
             f"{row.place}: messages need a chat template; set `data.chat_template: true` or use a "

@@ -7,16 +7,19 @@ No token crosses the border between prompt and turn, as in generation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll.config.sections.data import TemplateConfig, TextDataConfig
 from roll.core.errors import DataError
+from roll.core.pictures import Pictures
 from roll.core.types import Message
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import common_start, end_mark
 from roll.data.chat.inner_tokens import ids_of, inner_tokens
 from roll.data.chat.templates import PromptTokenizer, apply_template, with_system
+from roll.data.pictures.picture import Picture
+from roll.data.pictures.placeholders import Placeholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class TokenSequence:
 
     tokens: tuple[int, ...]
     trained: tuple[tuple[int, int], ...]
+    pictures: Pictures | None = field(default=None, compare=False)
+    """Pictures among the tokens; None without any. The address of their patches is another in each
+    step, so it is not compared."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,15 +57,39 @@ class TokenSequence:
         """Number of tokens before the first trained token, which must exist."""
         return self.trained[0][0]
 
+    def with_pictures(
+        self, pictures: Sequence[Picture], placeholders: Placeholders, place: str
+    ) -> TokenSequence:
+        """Return the sequence with one placeholder for each merged patch of its pictures.
+
+        Errors are those of `Placeholders.expanded`.
+
+        Args:
+            pictures: its pictures, each with one placeholder among the tokens, in order.
+            place: file and row, for error messages.
+        """
+        tokens, found = placeholders.expanded(self.tokens, pictures, place)
+        longer = [placeholders.processor.num_tokens(grid) - 1 for grid in found.grids]
+
+        def moved(at: int) -> int:
+            for start, more in zip(found.places, longer, strict=True):
+                at += more if start < at else 0
+            return at
+
+        trained = tuple((moved(start), moved(stop)) for start, stop in self.trained)
+        return TokenSequence(tuple(tokens), trained, found)
+
     def without_start(self, count: int) -> TokenSequence:
-        """Return the sequence without its first `count` tokens, none of which may be trained."""
+        """Return the sequence without its first `count` tokens, none of which may be trained. One
+        with pictures must not be cut."""
+        assert self.pictures is None, "a picture would lose a part"
         moved = tuple((start - count, stop - count) for start, stop in self.trained)
         return TokenSequence(self.tokens[count:], moved)
 
     def without_end(self, length: int) -> TokenSequence:
-        """Return the first `length` tokens as a sequence."""
+        """Return the first `length` tokens as a sequence. All pictures must lie among them."""
         kept = tuple((a, min(b, length)) for a, b in self.trained if a < length)
-        return TokenSequence(self.tokens[:length], kept)
+        return TokenSequence(self.tokens[:length], kept, self.pictures)
 
 
 class NothingToLearnError(DataError):
@@ -95,6 +125,7 @@ def pieces(
     turns = turns[-1:] if last_turn_only else turns
     if any(not conversation.after[i].content.strip() for i in turns):
         raise NothingToLearnError("an empty answer")
+    _check_pictures(conversation, turns, template, place)
     if not template.chat_template:
         return _plain(conversation, system, place)
     messages = with_system((*conversation.before, *conversation.after), system, place)
@@ -239,6 +270,26 @@ _ADVICE_OF_PAIRS = (
     "set data.chat_template_kwargs, or another chat template (tokenizer.chat_template)"
 )
 _ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
+
+
+def _check_pictures(
+    conversation: Conversation, turns: Sequence[int], template: TemplateConfig, place: str
+) -> None:
+    """Raise DataError if a trained turn holds a picture, or pictures come without a chat template.
+
+    Args:
+        turns: numbers of the trained turns in `conversation.after`.
+    """
+    if any(conversation.after[i].parts for i in turns):
+        raise DataError(
+            f"{place}: a turn of the assistant holds a picture, which no model writes; give it to "
+            "the user, or train other turns (data.train_on)"
+        )
+    if conversation.pictures and not template.chat_template:
+        raise DataError(
+            f"{place}: pictures need a chat template, which says how the model marks them; set "
+            "`data.chat_template: true`"
+        )
 
 
 def _plain(conversation: Conversation, system: str | None, place: str) -> list[Piece]:
