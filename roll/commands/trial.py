@@ -182,17 +182,20 @@ def _maker(config: RunConfig) -> Make:
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
     from roll.models.load import load_tokenizer
+    from roll.runtime.run_data import placeholders
 
     # The present serves as the date in chat templates: another date does not change the length.
     tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
     make: Any
+    data: Any = config.data  # each pipeline has its own class; all have pictures
+    seen = placeholders(config.train_model, data.pictures, fetch=False)
     if isinstance(config, RlvrBase):
-        make = partial(source_prompts, data=config.data, tokenizer=tokenizer)
+        make = partial(source_prompts, data=data, tokenizer=tokenizer, placeholders=seen)
     elif isinstance(config, SftConfig | DistillationConfig):
-        make = texts_of(config.data, tokenizer).source
+        make = texts_of(config.data, tokenizer, seen).source
     else:
         assert isinstance(config, PreferenceConfig)
-        make = preferences_of(config.data, tokenizer).source
+        make = preferences_of(config.data, tokenizer, seen).source
     return cast(Make, make)
 
 

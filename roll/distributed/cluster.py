@@ -34,7 +34,9 @@ class Placement:
     """
 
     role: Role
-    pool: str
+    pool: str | None
+    """Name of the pool; None: the machine of the driver, whether it has devices of the run or
+    not."""
     per_worker: int = 1
     """Number of devices per worker; the number of devices in the pool must be a multiple of it."""
     workers: int | None = None

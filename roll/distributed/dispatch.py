@@ -41,6 +41,9 @@ class Apart:
     join: Callable[[Any, Callable[[int], Any]], Any]
     """Function from what the caller got, and a function that returns the address of an item of the
     list, to the method's return type."""
+    inline: bool = True
+    """Whether a list that is small may travel to the caller beside the answer. False: the caller
+    gets no item, however small, so that it need not send them to others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.core.metrics import Last, Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.timing import Timers
-from roll.pipeline.updates import dump_rollouts
+from roll.pipeline.rollout_files import dump_rollouts
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.runtime.run_data import samples_by_tag
 from roll.runtime.runtime import Runtime
@@ -38,10 +38,18 @@ def collect(
     every = config.track.rollouts_every
     if every is not None and step % every == 0:
         path = Path(config.output_dir) / "rollouts" / f"step_{step:06d}.jsonl"
-        dump_rollouts(path, groups, limit=config.track.rollouts_samples, read=runtime.read)
+        dump_rollouts(
+            path,
+            groups,
+            limit=config.track.rollouts_samples,
+            read=runtime.read,
+            find=runtime.find_prompt,
+        )
     metrics = rollout_metrics(groups, current_version=version)
     metrics = metrics | stats.metrics() | runtime.inference.fleet.take_metrics()
     metrics = metrics | runtime.judges.take_metrics() | runtime.opponents.take_metrics()
+    if runtime.pictures is not None:
+        metrics = metrics | runtime.pictures.take_metrics()
     rate = stats.generated_tokens / max(stats.elapsed_s, 1e-9)
     if runtime.curriculum is not None:
         metrics = metrics | runtime.curriculum.metrics

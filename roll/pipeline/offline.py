@@ -18,6 +18,7 @@ from roll.config.offline import DistillationConfig, SftConfig
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import TrainBatch
+from roll.core.errors import RollError
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.examples import Example, load_preferences, load_texts
@@ -30,7 +31,8 @@ from roll.output_dir.resume import rendering_moment
 from roll.pipeline.base import Pipeline
 from roll.pipeline.updates import balanced
 from roll.runtime.device_sharing import DeviceSharing
-from roll.runtime.run_data import RunData
+from roll.runtime.pictures.examples import ExamplePictures
+from roll.runtime.run_data import RunData, placeholders
 from roll.strategy.training.heads import Head
 from roll.workers.learner import LearnerWorker
 
@@ -47,20 +49,21 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
     """Read and tokenize all rows for training and validation.
 
     Raises:
-        ConfigError: the tokenizer cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded, or rows have pictures and the model takes none.
         CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
             not in the format of this version.
         DataError: a source cannot be read, or none of its rows can be used.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
+    seen = placeholders(config.train_model, config.data.pictures)
     if isinstance(config, SftConfig | DistillationConfig):
-        train = load_texts(config.data.sources, config.data, dated)
-        held_out = load_texts(config.validation.sets, config.data, dated)
+        train = load_texts(config.data.sources, config.data, dated, seen)
+        held_out = load_texts(config.validation.sets, config.data, dated, seen)
     else:
         assert isinstance(config, PreferenceConfig)
-        train = load_preferences(config.data.sources, config.data, dated)
-        held_out = load_preferences(config.validation.sets, config.data, dated)
+        train = load_preferences(config.data.sources, config.data, dated, seen)
+        held_out = load_preferences(config.validation.sets, config.data, dated, seen)
     return RunData(tokenizer, train, held_out, moment)
 
 
@@ -90,7 +93,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         """Return the rows as a batch, with all fields that the loss needs."""
 
     def start_learner(self, worker: type[L], head: Head[T], loss: TermsLoss[T, Any]) -> None:
-        """Start the cluster of `actor_train` as `learner`; set up `rows` and `sharing`.
+        """Start the cluster of `actor_train` as `learner`; set up `rows`, `pictures` and `sharing`.
 
         Args:
             worker: class of the workers.
@@ -98,7 +101,12 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
             loss: loss to minimise.
         """
         config, role = self.config, self.config.actor_train
-        self.rows = Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
+        self.rows, self.rows_ahead = (
+            Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
+            for _ in range(2)
+        )
+        self.by_id = {example.id: example for example in self.data.train.items}
+        self.pictures = ExamplePictures.start(config, self.data, self.launcher, self.loop)
         self.sharing = DeviceSharing(config, taking_turns=self.platform == "cuda")
         cluster = self.launcher.start(
             worker,
@@ -114,6 +122,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     def step(self, step: int) -> Metrics:
         """Draw the rows of one optimizer step, train on them, and return the metrics."""
         batch = self.make_batch(self.draw())
+        self.pictures.begin(self.ahead())
         weights_BT = token_weights(batch.loss_mask, self.aggregation)
         batch = replace(batch, token_weights=weights_BT)
         with self.sharing.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("train"):
@@ -121,19 +130,52 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
             metrics = self.learner.call(LearnerWorker.train, update)
         tokens = int(batch.lengths.sum())
         rate = tokens / max(self.timers.seconds("train"), 1e-9)
-        return metrics | {
-            "perf/trained_tokens_per_s": Last(rate),
-            "data/tokens": Last(tokens),
-            "data/epoch": Last((step + 1) * self.config.data.rows_per_step / len(self.data.train)),
-            "memory/rss_gb_max": Max(max(self.learner.call_each(Worker.memory_gb))),
-        }
+        return (
+            metrics
+            | self.pictures.take_metrics()
+            | {
+                "perf/trained_tokens_per_s": Last(rate),
+                "data/tokens": Last(tokens),
+                "data/epoch": Last(
+                    (step + 1) * self.config.data.rows_per_step / len(self.data.train)
+                ),
+                "memory/rss_gb_max": Max(max(self.learner.call_each(Worker.memory_gb))),
+            }
+        )
+
+    def ahead(self) -> list[Example]:
+        """Return the rows that the next step will draw, unless some of them are broken; empty if no
+        row has pictures."""
+        if self.pictures.maker is None:
+            return []
+        self.rows_ahead.restore(self.rows.state(), self.by_id.__getitem__)
+        drawn: list[Example] = []
+        for _ in range(self.config.data.rows_per_step):
+            drawn.append(next(self.rows_ahead))
+            self.rows_ahead.settle(drawn[-1])
+        return drawn
 
     def draw(self) -> list[Example]:
-        """Return the rows of the next step, and mark them as used in `rows`."""
-        drawn = []
-        for _ in range(self.config.data.rows_per_step):
-            drawn.append(next(self.rows))
-            self.rows.settle(drawn[-1])
+        """Return the rows of the next step, with the patches of their pictures, and mark them as
+        used in `rows`. Other rows replace those with broken pictures.
+
+        Raises:
+            RollError: so many rows were replaced one after another that none may be left.
+        """
+        drawn: list[Example] = []
+        replaced = 0
+        while missing := self.config.data.rows_per_step - len(drawn):
+            found = [next(self.rows) for _ in range(missing)]
+            for example, made in zip(found, self.pictures.made(found), strict=True):
+                if made is None:
+                    self.rows.replace(example)
+                    replaced += 1
+                else:
+                    self.rows.settle(example)
+                    drawn.append(made)
+                    replaced = 0
+            if replaced > 2 * len(self.data.train):
+                raise RollError("no row is left: the pictures of all of them are broken (see log)")
         return drawn
 
     def validate(self, step: int) -> dict[str, float]:
@@ -152,17 +194,19 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         """Return the metrics of the loss over all `examples`, without training."""
         parts = []
         for some in _chunks(examples, self.config.data.rows_per_step):
-            batch = filled(self.make_batch(some), self.learner.dp_size)
+            made = [example for example in self.pictures.made(some) if example is not None]
+            if not made:
+                continue
+            batch = filled(self.make_batch(made), self.learner.dp_size)
             with self.sharing.colocation.use(Role.ACTOR_TRAIN):
                 parts.append(self.learner.call(LearnerWorker.evaluate, batch))
-        return Metrics.concat(parts)
+        return Metrics.concat(parts) if parts else Metrics()
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
         """Restore the position in the data and the models from a checkpoint; CheckpointError if the
         data or the model is another. Without a checkpoint, do nothing."""
         if checkpoint is not None and state is not None:
-            by_id = {example.id: example for example in self.data.train.items}
-            self.rows.restore(state.sampler, by_id.__getitem__)
+            self.rows.restore(state.sampler, self.by_id.__getitem__)
             self.load(checkpoint)
         self.timers.take()
 

@@ -1,13 +1,9 @@
-"""Functions that pipelines share: batches of one optimizer step, and files of sample texts."""
+"""Batches of one optimizer step."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar, cast
 
 from roll.algorithms.shaping.sample_weights import weigh_samples
@@ -17,9 +13,6 @@ from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.pictures import patches_of_rows
 from roll.core.sample_table import SampleTable
 from roll.data.balance import balanced_order
-from roll.rollout.types import Group, ScoredSample
-
-logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=TokenBatch | SampleTable)
 S = TypeVar("S", RolloutBatch, SampleTable)
@@ -83,50 +76,3 @@ def balanced(batch: B, ranks: int) -> B:
     sizes = [own + more for own, more in zip(batch.lengths.tolist(), patches, strict=True)]
     order = balanced_order([sum(sizes[i : i + unit]) for i in range(0, len(sizes), unit)], ranks)
     return cast(B, batch.select([one * unit + i for one in order for i in range(unit)]))
-
-
-def dump_rollouts(
-    path: Path, groups: Sequence[Group], *, limit: int, read: Callable[[Sequence[int]], str]
-) -> None:
-    """Write the first `limit` samples as JSONL, for people to read. If the file cannot be written,
-    log a warning.
-
-    Args:
-        path: file to write; its folder is created.
-        groups: groups of samples.
-        limit: largest number of samples to write.
-        read: function that decodes token ids to text.
-    """
-    samples = [scored for group in groups for scored in group.samples][:limit]
-    rows = [_readable(scored, read) for scored in samples]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:  # the file is only for people: a full disk must not end the run
-        logger.warning("%s could not be written (%s); the run goes on", path, error.strerror)
-        with suppress(OSError):
-            path.unlink()
-
-
-def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dict[str, object]:
-    """Return a sample as plain JSON. Its prompt is decoded from the tokens, to show what the model
-    reads: the text differs if the tokenizer does not know all of its characters."""
-    sample = scored.sample
-    versions = sample.completion.versions
-    return {
-        "id": sample.id,
-        "tag": sample.tag,
-        "prompt": read(sample.prompt.tokens),
-        "response": sample.response_text,
-        "ground_truth": sample.answer,
-        "reward": scored.reward if scored.has_reward else None,
-        "rewards": scored.by_name,
-        "failed_rewards": scored.failed,
-        "parts": scored.parts,
-        **({} if scored.steps is None else {"steps": scored.steps.pairs}),
-        "weight_version": [versions.oldest, versions.newest] if len(versions) else None,
-        "finish_reason": sample.completion.finish.value,
-        "prompt_tokens": len(sample.prompt.tokens),
-        "response_tokens": sample.num_response_tokens,
-    }

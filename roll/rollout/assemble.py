@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roll.core.completion import NOBODY, TOKEN_TYPE
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
+from roll.core.pictures import PromptTokens
 from roll.core.sample_table import Branch, SampleTable
 from roll.core.types import Sample
 from roll.rollout.filters import DROPPED
@@ -53,12 +54,14 @@ def assemble(
     tags = [sample.tag for sample in samples]
     steps = [scored.steps for scored in rows]
     turns = [scored.turns for scored in rows]
+    pictures = [sample.prompt.pictures for sample in samples]
     responses = torch.tensor([sample.num_response_tokens for sample in samples])
     return SampleTable(
         sample_ids=[sample.id for sample in samples],
         tags=tags,
         prompts=prompts,
         contents=[sample.completion.content for sample in samples],
+        pictures=pictures if any(pictures) else None,
         versions=None if all_sampled else versions,
         group_ids=_group_ids(groups),
         lengths=torch.tensor(list(map(len, prompts))) + responses,
@@ -165,6 +168,7 @@ def _branches(rows: Sequence[ScoredSample]) -> list[tuple[Branch, ...]] | None:
                 array(TOKEN_TYPE, one.prompt.tokens),
                 one.completion.content,
                 one.completion.versions,
+                one.prompt.pictures,
             )
             for one in scored.branches
         )
@@ -177,7 +181,10 @@ def _prompts(samples: Sequence[Sample]) -> list[array[int]]:
     arrays: dict[int, array[int]] = {}
     for sample in samples:
         if id(sample.prompt) not in arrays:
-            arrays[id(sample.prompt)] = array(TOKEN_TYPE, sample.prompt.tokens)
+            found = sample.prompt.tokens
+            arrays[id(sample.prompt)] = (
+                found if isinstance(found, PromptTokens) else array(TOKEN_TYPE, found)
+            )
     return [arrays[id(sample.prompt)] for sample in samples]
 
 

@@ -39,11 +39,12 @@ def with_rows_of_branches(table: SampleTable, multiple: int) -> SampleTable:
         [*(i for i, _ in pairs), *spare]
     )
     prompts, contents = list(whole.prompts), list(whole.contents)
+    pictures = list(whole.pictures or [None] * len(whole))
     versions = list(whole.versions or [_all_sampled(n) for n in whole.response_tokens.tolist()])
     for row, (_, branch) in enumerate(pairs):
         if branch is not None:
             prompts[row], contents[row] = branch.prompt, branch.content
-            versions[row] = branch.versions
+            versions[row], pictures[row] = branch.versions, branch.pictures
     responses = torch.tensor([len(runs) for runs in versions])
     trained = whole.trained.clone()
     trained[len(pairs) :] = False
@@ -51,6 +52,7 @@ def with_rows_of_branches(table: SampleTable, multiple: int) -> SampleTable:
         whole,
         prompts=prompts,
         contents=contents,
+        pictures=pictures if any(pictures) else None,
         versions=versions,
         lengths=torch.tensor([len(prompt) for prompt in prompts]) + responses,
         response_tokens=responses,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from roll.core.errors import PictureError
 from roll.core.types import Prompt
 from roll.distributed.remote_contents import living_nodes, node_of
 from roll.rollout.budget import Budget
@@ -279,6 +280,8 @@ class GenerateScheduler:
         try:
             group = task.result()
             reason = next((r for f in self.filters if (r := f(group)) is not None), None)
+        except PictureError:  # whoever makes patches has named the prompt
+            self._drop(entry, "broken picture")
         except Exception as error:  # noqa: BLE001 - raised by `collect`
             self._error = self._error or error
             self._tasks[entry.number] = task
@@ -286,14 +289,20 @@ class GenerateScheduler:
             self._counts.ended.append((group.timing, group.num_sampled_tokens))
             if reason is None:
                 self.buffer.accept(entry, group)
+                self._begin_more()
             else:
-                self._counts.rejected[reason] += 1
-                self._counts.rejected_by_tag[entry.prompt.tag] += 1
-                self.buffer.remove(entry)
-                self.prompts.replace(entry.prompt)
                 self._observe(group)
-            self._begin_more()
+                self._drop(entry, reason)
         self._changed.set()
+
+    def _drop(self, entry: Entry, reason: str) -> None:
+        """Remove a group that is not used, and let another prompt take its place."""
+        assert self._counts is not None
+        self._counts.rejected[reason] += 1
+        self._counts.rejected_by_tag[entry.prompt.tag] += 1
+        self.buffer.remove(entry)
+        self.prompts.replace(entry.prompt)
+        self._begin_more()
 
     def _observe(self, group: Group | None) -> None:
         """Tell `outcomes` the rewards of a group; do nothing without a group or listener."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -64,6 +64,9 @@ class SingleTurn:
     """Sampling of prompts with these tags, in place of `sampling`."""
     tag_greedy: Mapping[str, bool] = field(default_factory=dict)
     """Whether groups with these tags get a greedy response, in place of `greedy_baseline`."""
+    with_patches: Callable[[Prompt], Awaitable[Prompt]] | None = None
+    """Function that returns a prompt with the patches of its pictures; None if no prompt has
+    pictures."""
     reward_timeout_s: float = 3600.0
     """Time limit for the rewards of the samples of one request, and for those of the group, in
     seconds. Normally not reached, because each reward has its own time limit."""
@@ -80,9 +83,12 @@ class SingleTurn:
                 and the replica, or the group.
             EngineError: the engine refused the request, or returned a wrong number of samples.
             RewardError: the scored samples are not those of the group, or a reward is not finite.
+            PictureError: a picture of the prompt cannot be made into patches.
         """
-        name = task.group_id
-        group = _UnfinishedGroup(task.prompt, name, group_seed(self.seed, name), _Clock())
+        name, prompt = task.group_id, task.prompt
+        if self.with_patches is not None:
+            prompt = await self.with_patches(prompt)
+        group = _UnfinishedGroup(prompt, name, group_seed(self.seed, name), _Clock())
         work = [self._siblings(group)]
         if self.tag_greedy.get(task.prompt.tag, self.greedy_baseline):
             work.append(self._greedy(group))
@@ -95,7 +101,7 @@ class SingleTurn:
         clock = group.clock
         timing = GroupTiming(clock.started_s, clock.generated_s, clock.now_s())
         return Group(
-            task.prompt,
+            prompt,
             tuple(samples),
             task.step,
             timing,
@@ -131,7 +137,8 @@ class SingleTurn:
         """Return the request `name` for `n` responses to the group's prompt, with the sampling of
         its tag."""
         sampling = self.tag_sampling.get(group.prompt.tag, self.sampling)
-        return GenerateRequest(name, group.prompt.tokens, sampling, n, seed)
+        prompt = group.prompt
+        return GenerateRequest(name, prompt.tokens, sampling, n, seed, prompt.pictures)
 
     async def _ask(
         self, group: _UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]

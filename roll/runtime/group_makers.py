@@ -20,6 +20,7 @@ from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, GroupTask, RunGroup, ScoreGroup
 from roll.runtime.environments import ClusterHosts
+from roll.runtime.pictures.maker import PictureMaker
 from roll.runtime.reward_router import RewardRouter
 
 
@@ -31,6 +32,8 @@ class GroupMakers:
     fleet: Fleet
     decode: Callable[[Sequence[int]], str]
     reward_router: RewardRouter
+    pictures: PictureMaker | None = None
+    """Maker of the patches of pictures; None if no prompt has pictures."""
 
     def training(self) -> RunGroup:
         """Return the function that makes a group to train on."""
@@ -88,6 +91,7 @@ class GroupMakers:
             separate_siblings=config.rollout.siblings == "separate",
             greedy_baseline=trains and Need.GREEDY_BASELINE in config.algorithm.needs,
             tag_greedy={tag: config.needs_greedy(tag) for tag in config.domains if trains},
+            with_patches=None if self.pictures is None else self.pictures.prompt,
             **self._common(sampling, tag_sampling, samples, purpose, redundant),
         ).run
 
@@ -125,7 +129,7 @@ class GroupMakers:
 class EpisodeMakers(GroupMakers):
     """Makers of groups of episodes."""
 
-    hosts: Mapping[str, ClusterHosts]
+    hosts: Mapping[str, ClusterHosts] = field(kw_only=True)
     """Tag -> hosts of the environment of tasks with this tag."""
     opponents: Mapping[str, Fleet] = field(default_factory=dict)
     """Engines of each opponent, by name."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -13,11 +14,15 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.data import PicturesConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, Item, Source, load_prompts
+from roll.data.pictures.placeholders import Placeholders
 from roll.data.tasks import load_tasks
+from roll.models.image_processor import load_image_processor
 from roll.models.load import load_tokenizer
 from roll.output_dir.resume import rendering_moment
 
@@ -50,14 +55,15 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     Raises:
         CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
             not in the format of this version.
-        ConfigError: the tokenizer cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded, or rows have pictures and the model takes none.
         DataError: a source cannot be read, a prompt has a tag that no reward or teacher takes, or
             no training prompt has the tag of one of `domains`.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
-    train = load_prompts(config.data.sources, config.data, dated)
-    held_out = apart(load_prompts(config.validation.sets, config.data, dated), train)
+    seen = placeholders(config.train_model, config.data.pictures)
+    train = load_prompts(config.data.sources, config.data, dated, seen)
+    held_out = apart(load_prompts(config.validation.sets, config.data, dated, seen), train)
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())
@@ -65,6 +71,12 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
         check_tags(train, "teacher", config.teachers.values())
     check_domains(train, config.domains)
     return RunData(tokenizer, train, held_out, moment)
+
+
+def placeholders(model: ModelConfig, config: PicturesConfig, *, fetch: bool = True) -> Placeholders:
+    """Return the placeholders of a model; its image processor is loaded when it is needed, with the
+    arguments and errors of `load_image_processor`."""
+    return Placeholders(partial(load_image_processor, model, config, fetch=fetch))
 
 
 def load_task_data(config: AgenticBase) -> RunData[Prompt]:

@@ -28,6 +28,7 @@ from roll.runtime.clusters import start_model_clusters
 from roll.runtime.environments import start_environments
 from roll.runtime.group_makers import EpisodeMakers, GroupMakers
 from roll.runtime.inference_service import InferenceService
+from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
@@ -55,6 +56,8 @@ class Runtime:
     opponents: Opponents
     corpora: Corpora
     reward_router: RewardRouter
+    pictures: PictureMaker | None
+    """Maker of the patches of pictures; None if no prompt has pictures."""
     begin_step: Callable[[Mapping[str, float]], None]
     """Function that begins to count failures of rewards and environments anew, for a step with so
     many samples of each tag."""
@@ -82,10 +85,21 @@ class Runtime:
         return self.inference.run(on_loop())
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned in an earlier session; CheckpointError if it is of other
-        data or settings."""
+        """Restore what `state` returned in an earlier session. Patches of groups that wait are made
+        again.
+
+        Raises:
+            CheckpointError: it is of other data or settings.
+            PictureError: a picture of a group that waits is broken now.
+        """
         self.prompts.restore(state["position"], self.find_prompt)
-        self.scheduler.restore(state["scheduler"], self.find_prompt)
+        seen: dict[str, Prompt] = {}
+        if self.pictures is not None:
+            waiting = [row["group"]["prompt"] for row in state["scheduler"]["waiting"]]
+            seen = self.inference.run(self.pictures.prompts(map(self.find_prompt, waiting)))
+        self.scheduler.restore(
+            state["scheduler"], lambda name: seen.get(name) or self.find_prompt(name)
+        )
 
     def close(self) -> None:
         """Stop the scheduler, the corpora, the judges, the opponents and the inference service."""
@@ -127,12 +141,20 @@ def start_runtime(
     fleet, decode = models.inference.fleet, make_decode(tokenizer)
     models.judges.start(config, functions)
     models.opponents.start()
-    makers, corpora = GroupMakers(config, fleet, decode, reward_router), Corpora({})
+    pictures, corpora = _pictures(config, launcher, data), Corpora({})
+    makers = GroupMakers(config, fleet, decode, reward_router, pictures)
     if isinstance(config, AgenticBase):
         corpora = Corpora(start_corpora(config, launcher, models.colocation))
         hosts = start_environments(config, launcher, data)
         models.inference.run(corpora.start({one.cluster for one in hosts.values()}))
-        makers = EpisodeMakers(config, fleet, decode, reward_router, hosts, models.opponents.fleets)
+        makers = EpisodeMakers(
+            config,
+            fleet,
+            decode,
+            reward_router,
+            hosts=hosts,
+            opponents=models.opponents.fleets,
+        )
     curriculum = _curriculum(config, dataset)
     prompts = Sampler(
         dataset, seed=config.seed, shuffle=config.data.shuffle, preferences=curriculum
@@ -147,6 +169,7 @@ def start_runtime(
         opponents=models.opponents,
         corpora=corpora,
         reward_router=reward_router,
+        pictures=pictures,
         begin_step=makers.begin_step,
         prompts=prompts,
         curriculum=curriculum,
@@ -157,6 +180,13 @@ def start_runtime(
         tag_shares=tag_shares(dataset),
         read=tokenizer.decode,
     )
+
+
+def _pictures(config: RlvrBase, launcher: Launcher, data: RunData[Prompt]) -> PictureMaker | None:
+    """Start the workers that make patches; None if no prompt has pictures."""
+    prompts = (*data.train.items, *data.held_out.items)
+    rows = (prompt.pictures for prompt in prompts)
+    return start_pictures(rows, config.data.pictures, config.train_model, launcher)
 
 
 def _curriculum(config: RlvrBase, dataset: Dataset[Prompt]) -> Curriculum | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from roll.config.sections.lifecycle import ValidationConfig
+from roll.core.errors import PictureError
 from roll.core.types import Prompt, Sample
 from roll.rewards.execution.counters import Purpose
 from roll.rewards.math.final_answer import find_answer
@@ -46,20 +48,26 @@ class Validator:
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
-            groups = await all_or_first_error([self._one(room, p, step) for p in prompts])
+            found = await all_or_first_error([self._one(room, p, step) for p in prompts])
+            groups = [group for group in found if group is not None]
+            if not groups:
+                continue
             # In a thread, because long responses are fetched from other processes.
             scores = await asyncio.to_thread(
                 evaluate, groups, pass_score=self.config.pass_score, extract=self.extract
             )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
-        found = await asyncio.to_thread(self.reward_router.take_rates, Purpose.VALIDATION)
-        rates = found.values_by_name()
+        taken = await asyncio.to_thread(self.reward_router.take_rates, Purpose.VALIDATION)
+        rates = taken.values_by_name()
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}
 
-    async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:
-        """Generate and score one prompt, when `room` has a free place."""
+    async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group | None:
+        """Generate and score one prompt, when `room` has a free place; None if it is left out
+        because of a broken picture, which whoever makes patches has named."""
         async with room:
-            return await self.run_group(GroupTask(prompt, step))
+            with suppress(PictureError):
+                return await self.run_group(GroupTask(prompt, step))
+        return None
 
 
 def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:

@@ -127,6 +127,10 @@ class ModelReward(RewardWorker):
         rows = [torch.tensor([*s.prompt.tokens, *s.completion.tokens]) for s in samples]
         lengths_B = torch.tensor([len(row) for row in rows])
         tokens_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        scored = self._scorer.score(TokenBatch(tokens=tokens_BT, lengths=lengths_B))
+        pictures = [sample.prompt.pictures for sample in samples]
+        batch = TokenBatch(
+            tokens=tokens_BT, lengths=lengths_B, pictures=pictures if any(pictures) else None
+        )
+        scored = self._scorer.score(batch)
         scores: list[float] = scored.scores_BT[torch.arange(len(rows)), lengths_B - 1].tolist()
         return scores

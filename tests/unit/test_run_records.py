@@ -6,25 +6,31 @@ import json
 import math
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.errors import CheckpointError
+from roll.core.pictures import Pictures
 from roll.core.types import Prompt, Sample
+from roll.data.pictures.forms import pictures_of
+from roll.data.pictures.picture import EncodedPictures
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_sampler, load_state
 from roll.output_dir.plain_json import ARRAY_FILE, encoded, write_plain
 from roll.output_dir.summary import summarize
 from roll.output_dir.trackers import JsonlTracker, read_records
-from roll.pipeline.updates import dump_rollouts
+from roll.pipeline.rollout_files import dump_rollouts
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import from_disk
 from tests.full_disk import files_up_to
+from tests.pictures import coloured, file_of
 
 NAN = math.nan
 PROMPT = Prompt("p", (1, 2), "text", "answer", "tag")
@@ -66,12 +72,35 @@ def test_a_full_disk_does_not_stop_a_run_from_going_on_without_its_dump(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "rollouts" / "step_000000.jsonl"
+    find = {"p": PROMPT}.__getitem__
     with files_up_to(100):
-        dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x" * 200)
+        dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x" * 200, find=find)
     assert "step_000000.jsonl could not be written (File too large)" in caplog.text
     assert not path.exists()
-    dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x")
+    dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x", find=find)
     assert json.loads(path.read_text())["response_tokens"] == 4
+
+
+def test_what_the_model_saw_is_written_beside_what_it_said(tmp_path: Path) -> None:
+    data = file_of(coloured(20, 30))
+    gone = tmp_path / "gone.png"
+    gone.write_bytes(data)
+    pictures = pictures_of([data, str(gone)], "row", tmp_path)
+    gone.unlink()
+    known = Pictures((0, 1), ((1, 2, 2),) * 2, EncodedPictures(pictures))
+    read = replace(PROMPT, text="two <|image_pad|>", pictures=known)
+    seen = replace(read, tokens=(9,) * 1000)
+    scored = replace(group(4).samples[0], sample=replace(group(4).samples[0].sample, prompt=seen))
+    path = tmp_path / "rollouts" / "step_000000.jsonl"
+    path.parent.mkdir()
+    groups = [Group(seen, (scored, scored), 0)]
+    dump_rollouts(path, groups, limit=8, read=lambda tokens: "", find={"p": read}.__getitem__)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["two <|image_pad|>"] * 2
+    assert rows[0]["prompt_tokens"] == 1000
+    [name] = rows[0]["pictures"]  # not the one whose file is gone
+    assert np.array_equal(np.asarray(Image.open(path.parent / name)), coloured(20, 30))
+    assert rows[1]["pictures"] == [name]
 
 
 @pytest.mark.parametrize(

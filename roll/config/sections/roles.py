@@ -14,3 +14,4 @@ class Role(StrEnum):
     OPPONENT = "opponent"
     SEARCH = "search"
     ENVIRONMENT = "environment"
+    PICTURES = "pictures"

@@ -17,7 +17,10 @@ from weakref import WeakKeyDictionary
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Placement
@@ -54,7 +57,9 @@ class JobDevice:
     """Number of the GPU on its node, or of the slot of CPU cores."""
     cores: tuple[int, ...]
     """Numbers of the CPU cores that belong to the device."""
-    group: PlacementGroup
+    group: PlacementGroup | None
+    """Placement group of Ray that reserves the device; None: no device, but only the cores of the
+    driver's node."""
     bundle: int
     """Index of the device's bundle in `group`."""
 
@@ -111,14 +116,14 @@ class RayActor:
         self._recipe = recipe
         self._own = own[0]
         """The first device; all devices of an actor are on one node."""
-        self._where = PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle)
+        self._where = _where(own[0])
         token = uuid.uuid4().hex
         self._mark = f"{WORKER_TOKEN}={token}"
         assert isinstance(recipe.worker_cls, type)
         asynchronous = is_async(recipe.worker_cls)
         env = actor_env(
             platform=settings.platform,
-            devices=[slot.device for slot in own],
+            devices=[slot.device for slot in own if slot.group is not None],
             cores=cores_of(own),
             token=token,
             python_path=settings.python_path,
@@ -222,8 +227,17 @@ class RayActor:
     def _planned_node(self) -> str:
         """Return Ray's ID of the node with the actor's devices, which is known before the actor
         arrives; empty if Ray does not know it any more."""
+        if self._own.group is None:
+            return str(ray.get_runtime_context().get_node_id())
         nodes = placement_group_table(self._own.group).get("bundles_to_node_id", {})
         return str(nodes.get(self._own.bundle, ""))
+
+
+def _where(device: JobDevice) -> PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy:
+    """Return the strategy of Ray that starts an actor on a device, or on the driver's node."""
+    if device.group is None:
+        return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return PlacementGroupSchedulingStrategy(device.group, device.bundle)
 
 
 def _python(server: ForkServer | None, worker_cls: type, env: dict[str, str]) -> dict[str, str]:

@@ -175,13 +175,14 @@ class BundleHost:
         answers: list[Answer] = []
         parts: list[Any] = []
         packed: list[Packed] = []
-        size = 0
+        size, inline = 0, True
         while box.ready and size < STORED_BYTES:
             number, value, apart = one = box.ready.popleft()
             box.last.append(one)
             stays = None
             if apart is not None:
                 value, stays = apart.divide(value)
+                inline = inline and (apart.inline or not stays)
             answers.append(Answer(number, value, None if stays is None else len(parts)))
             for item in stays or ():
                 parts.append(item)
@@ -189,11 +190,11 @@ class BundleHost:
                 size += packed[-1].num_bytes
         if not box.ready:
             box.some.clear()
-        return (
-            (Bundle(answers, parts), None)
-            if size < INLINE_BYTES
-            else (Bundle(answers, None), packed)
-        )
+        if size < INLINE_BYTES and inline:
+            return Bundle(answers, parts), None
+        if size < INLINE_BYTES:
+            packed.append(Packed(bytes(INLINE_BYTES - size)))  # Ray would send them to the caller
+        return Bundle(answers, None), packed
 
 
 def _can_travel(error: RollError) -> bool:

@@ -33,7 +33,7 @@ from roll.distributed.on_ray.token import (
 )
 from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.watchdog import Watchdog
-from roll.platform.machine import Machine, this_machine
+from roll.platform.machine import Machine, cores, this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,10 @@ class ResourceManager:
     ) -> RayCluster[W]:
         """Start a cluster; see `Launcher.start`."""
         recipe = WorkerRecipe(worker_cls, placement, args, kwargs)
-        slots = self.slots(placement.pool, placement.per_worker)
+        if placement.pool is None:
+            slots = [(JobDevice(-1, 0, 0, cores(), None, 0),)]
+        else:
+            slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
             slots = [slots[i % len(slots)] for i in range(placement.workers)]
         cluster: RayCluster[W] = RayCluster(recipe, slots, self._settings, self._watchdog)

@@ -1,0 +1,1 @@
+"""Patches of the pictures of a run, made in workers."""

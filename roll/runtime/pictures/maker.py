@@ -1,0 +1,140 @@
+"""`PictureMaker`: has workers make the patches of pictures; the driver gets their addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from roll.config.sections.data import PicturesConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.roles import Role
+from roll.core.errors import PictureError, WorkerLostError
+from roll.core.metrics import Metrics, Sum
+from roll.core.pictures import Pictures
+from roll.core.types import Prompt
+from roll.data.pictures.picture import EncodedPictures
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.workers.pictures import PictureWorker
+
+logger = logging.getLogger(__name__)
+
+TRIES = 2
+"""Number of workers that the pictures of a row may kill before the row is left out. Each worker has
+one row at a time, so no other row is to blame."""
+
+
+@dataclass(eq=False)
+class PictureMaker:
+    """Maker of patches, by a cluster of workers that are replaced when they die. All calls come
+    from one event loop."""
+
+    cluster: Cluster[PictureWorker]
+    timeout_s: float
+    """Time limit for the pictures of one row, in seconds."""
+    _free: asyncio.Queue[int] = field(default_factory=asyncio.Queue, init=False)
+    """Ranks of the workers without work."""
+    _broken: dict[str, str] = field(default_factory=dict, init=False)
+    """Name of each row whose pictures cannot be made into patches -> why."""
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
+    """Number of rows since the last call of `take_metrics`, under the names of the metrics."""
+
+    def __post_init__(self) -> None:
+        for rank in range(self.cluster.world_size):
+            self._free.put_nowait(rank)
+
+    async def prompt(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with the address of its patches; one without pictures, or that has its
+        patches, as it is.
+
+        Raises:
+            PictureError: a picture cannot be made into patches, in time, or without the death of
+                workers.
+            RollError: a worker that died could not be replaced.
+        """
+        if prompt.pictures is None:
+            return prompt
+        return replace(prompt, pictures=await self.made(prompt.id, prompt.pictures))
+
+    async def prompts(self, prompts: Iterable[Prompt]) -> dict[str, Prompt]:
+        """Return id -> prompt with the address of its patches; the errors are those of `prompt`."""
+        distinct = {prompt.id: prompt for prompt in prompts}
+        made = await asyncio.gather(*map(self.prompt, distinct.values()))
+        return dict(zip(distinct, made, strict=True))
+
+    async def made(self, name: str, pictures: Pictures) -> Pictures:
+        """Return the pictures of a row with the address of their patches, which ends with its last
+        copy; the errors are those of `prompt`.
+
+        Args:
+            name: name of the row, for messages.
+            pictures: its pictures, whose patches may be made already.
+        """
+        encoded = pictures.patches
+        if not isinstance(encoded, EncodedPictures):
+            return pictures
+        if name in self._broken:
+            raise PictureError(self._broken[name])
+        try:
+            patches = await self._ask(encoded, pictures.grids)
+        except PictureError as error:
+            self._broken[name] = f"{name} is left out: {error}"
+            self._counts["pictures/broken_rows"] += 1
+            logger.warning("%s", self._broken[name])
+            raise PictureError(self._broken[name]) from error
+        self._counts["pictures/rows"] += 1
+        return replace(pictures, patches=patches)
+
+    def take_metrics(self) -> Metrics:
+        """Return the number of rows whose patches were made, and of those found broken, since the
+        last call; and of all broken ones."""
+        names = ("pictures/rows", "pictures/broken_rows")
+        found = {name: Sum(self._counts[name]) for name in names}
+        self._counts.clear()
+        return Metrics(found)
+
+    async def _ask(self, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]) -> object:
+        """Return the address of patches; the errors are those of `prompt`."""
+        for _ in range(TRIES):
+            rank = await self._free.get()
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    return await self.cluster.ask(rank, PictureWorker.make, encoded.pictures, grids)
+            except WorkerLostError as error:
+                logger.warning("%s; it is replaced", error)
+                await self._replace(rank)
+            except TimeoutError:
+                await self._replace(rank)
+                what = encoded.pictures[0].name
+                raise PictureError(f"{what}: took longer than {self.timeout_s:g} s") from None
+            finally:
+                self._free.put_nowait(rank)
+        raise PictureError(f"{encoded.pictures[0].name}: killed {TRIES} workers")
+
+    async def _replace(self, rank: int) -> None:
+        """Start another worker of this rank; RollError if it does not start."""
+        await asyncio.to_thread(self.cluster.restart, rank)
+        async with asyncio.timeout(self.cluster.call_timeout_s):
+            await self.cluster.ask(rank, PictureWorker.start)
+
+
+def start_pictures(
+    rows: Iterable[Pictures | None],
+    config: PicturesConfig,
+    model: ModelConfig,
+    launcher: Launcher,
+) -> PictureMaker | None:
+    """Start the workers that make the patches of a run; None if no row has pictures.
+
+    Args:
+        rows: pictures of all rows of the run.
+        model: model that reads the patches.
+    """
+    if not any(rows):
+        return None
+    place = Placement(Role.PICTURES, pool=None, workers=config.workers, replaceable=True)
+    cluster = launcher.start(PictureWorker, place, model, config)
+    cluster.call(PictureWorker.start)
+    return PictureMaker(cluster, config.timeout_s)
