@@ -24,6 +24,7 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
   at most. These five are maxima over all steps.
 
     python benchmarks/data_path.py [--samples 256,1024,4096,16384] [--longest 32768] [--goals]
+    python benchmarks/data_path.py --picture 1024 --siblings 8 --samples 256 --longest 256
 
 `--goals` makes the exit code 1 unless the last row needs at most 5 ns of the driver's CPU time per
 token, less than 1,000 bytes per sample (out and in together) pass through the driver, and nothing
@@ -199,6 +200,7 @@ def on_ray(args: argparse.Namespace, samples: int) -> list[Step]:
                 replicas=args.replicas,
                 ranks=args.ranks * args.tp,
                 steps=args.steps,
+                picture=args.picture,
             )
         )
         server = stack.enter_context(forking(config))
@@ -304,6 +306,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--samples", default="256,1024,4096,16384", help="of a step; one row for each number")
     add("--siblings", type=int, default=16, help="samples of a prompt")
     add("--prompt", type=int, default=256, help="tokens of each prompt")
+    add("--picture", type=int, default=0, help="pixels of a side of a picture in each prompt")
     add("--median", type=float, default=1024, help="tokens of a response")
     add("--sigma", type=float, default=1.0, help="of the log-normal lengths")
     add("--longest", type=int, default=32768, help="tokens; longer responses are cut off")

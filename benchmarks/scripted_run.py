@@ -7,6 +7,7 @@ pushes take the way that they take in every run, and cost what they cost there.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,11 @@ from typing import Any, Concatenate, NoReturn
 
 import numpy as np
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.simulation.lengths import LogNormal
 from roll.algorithms.build import build_loss
@@ -45,6 +48,14 @@ from roll.workers.reference import ReferenceWorker
 FIRST_TOKEN, VOCABULARY = 257, 32_768
 """Completions have the tokens from FIRST_TOKEN on; those below are the single bytes, of which
 prompts consist, and the token that ends a sequence."""
+PLACEHOLDER = "<|image_pad|>"
+"""Token of a picture, behind all others."""
+SEEING_TEMPLATE = (
+    "{% for part in messages[0].content %}"
+    "{% if part.type == 'image' %}<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+)
+SIZES = {"shortest_edge": 28**2, "longest_edge": 28**2 * 16384}
+"""Smallest and largest area of a picture, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,8 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         assert request.seed is not None, "the driver gives every request a seed"
+        if request.pictures is not None:
+            await asyncio.to_thread(request.pictures.patches.get)
         seeds = range(request.seed, request.seed + request.n)
         found = [scripted_completion(seed, self.version, self.script) for seed in seeds]
         self.written += sum(len(completion.tokens) for completion in found)
@@ -127,12 +140,14 @@ class ScriptedStrategy:
         self.rank_info = RankInfo(rank, rank // tp, spec.world_size // tp, rank % tp == 0)
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+        _read_patches(batch)
         return PolicyTerms(torch.zeros(batch.tokens.shape))
 
     def score_base(self, batch: TokenBatch) -> PolicyTerms:
         return self.score(batch)
 
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
+        _read_patches(batch)
         trained = int(batch.loss_mask.sum())
         return Metrics({"loss/total": Mean(0.0), "perf/trained_tokens": Sum(trained)})
 
@@ -165,6 +180,12 @@ class ScriptedStrategy:
 
     def _has_no_weights(self) -> NoReturn:
         raise NotImplementedError("a scripted model has no weights")
+
+
+def _read_patches(batch: TokenBatch) -> None:
+    """Fetch the patches of the rows, each once, as a model does."""
+    for pictures in {id(own): own for own in batch.pictures or () if own is not None}.values():
+        assert len(pictures.patches.get()) == pictures.num_patches()
 
 
 class ScriptedInfer(InferWorker):
@@ -236,9 +257,10 @@ class ScriptedLauncher:
         return cluster
 
 
-def make_tokenizer(folder: Path) -> None:
+def make_tokenizer(folder: Path, *, sees: bool = False) -> None:
     """Write a byte-level tokenizer with VOCABULARY tokens; those of completions are texts of two to
-    eight letters, about as long as in trained tokenizers."""
+    eight letters, about as long as in trained tokenizers. If the model `sees`, write the config and
+    the image processor of a Qwen2-VL, too."""
     rng = np.random.default_rng(0)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -255,12 +277,25 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<end>", pad_token="<end>"
     )
+    if sees:
+        tokenizer.add_special_tokens({"additional_special_tokens": [PLACEHOLDER]})
+        tokenizer.chat_template = SEEING_TEMPLATE
+        placeholder = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+        AutoConfig.for_model("qwen2_vl", image_token_id=placeholder).save_pretrained(folder)
+        Qwen2VLImageProcessorPil(size=SIZES).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def make_prompts(path: Path, count: int, tokens: int) -> None:
-    """Write `count` different prompts of `tokens` tokens each."""
-    rows = [{"prompt": f"{i:08d}".ljust(tokens, "."), "answer": str(i)} for i in range(count)]
+def make_prompts(path: Path, count: int, tokens: int, *, picture: int = 0) -> None:
+    """Write `count` different prompts of `tokens` tokens each, and before them a picture of noise
+    with this number of pixels of a side, if it is above 0."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"{i:08d}".ljust(tokens, "."), "answer": str(i)} for i in range(count)
+    ]
+    for i, row in enumerate(rows if picture else ()):
+        row["images"] = f"{i}.jpg"
+        pixels = np.random.default_rng(i).integers(0, 256, (picture, picture, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path.parent / row["images"])
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -274,11 +309,14 @@ def run_config(
     replicas: int,
     ranks: int,
     steps: int,
+    picture: int = 0,
 ) -> dict[str, Any]:
     """Write the files of a run to `folder` and return the run file: GRPO with a reference, old
-    log-probs and one update a step. Policy and reference have `ranks` workers each."""
-    make_tokenizer(folder / "model")
-    make_prompts(folder / "prompts.jsonl", samples // siblings, prompt_tokens)
+    log-probs and one update a step. Policy and reference have `ranks` workers each. Each prompt has
+    a picture of `picture` x `picture` pixels, if that is above 0."""
+    make_tokenizer(folder / "model", sees=picture > 0)
+    make_prompts(folder / "prompts.jsonl", samples // siblings, prompt_tokens, picture=picture)
+    columns = {"columns": {"images": "images"}} if picture else {}
     return {
         "pipeline": "rlvr",
         "output_dir": str(folder / "out"),
@@ -290,11 +328,11 @@ def run_config(
         "actor_infer": {"pool": "infer", "strategy": {"kind": "hf", "max_num_seqs": 256}},
         "reference": {"pool": "train"},
         "data": {
-            "sources": ({"path": str(folder / "prompts.jsonl")},),
+            "sources": ({"path": str(folder / "prompts.jsonl"), **columns},),
             "prompts_per_step": samples // siblings,
             "samples_per_prompt": siblings,
-            "max_prompt_tokens": prompt_tokens,
-            "chat_template": False,
+            "max_prompt_tokens": prompt_tokens + (picture // 28 + 1) ** 2,
+            "chat_template": picture > 0,
         },
         "sampling": {"max_new_tokens": longest},
         "rewards": {"odd": {"fn": "benchmarks.scripted_run:odd_length"}},
