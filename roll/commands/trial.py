@@ -187,10 +187,10 @@ def _maker(config: RunConfig) -> Make:
     # The present serves as the date in chat templates: another date does not change the length.
     tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
     make: Any
-    data: Any = config.data  # each pipeline has its own class; all have pictures
-    seen = placeholders(config.train_model, data.pictures, fetch=False)
+    assert isinstance(config, RlvrBase | OfflineConfig)
+    seen = placeholders(config.train_model, config.data.pictures, fetch=False)
     if isinstance(config, RlvrBase):
-        make = partial(source_prompts, data=data, tokenizer=tokenizer, placeholders=seen)
+        make = partial(source_prompts, data=config.data, tokenizer=tokenizer, placeholders=seen)
     elif isinstance(config, SftConfig | DistillationConfig):
         make = texts_of(config.data, tokenizer, seen).source
     else:

@@ -216,7 +216,7 @@ def _message(item: Any, where: str, folder: Path) -> Message:
         )
     if not in_parts:
         return Message(role=item["role"], content=item["content"])
-    parts = parts_of(content, f"{where}.content", folder)
+    parts = parts_of(item["content"], f"{where}.content", folder)
     text = text_of_parts(parts)
     # Texts alone are no parts: templates of models that see no pictures take no lists.
     only_texts = all(isinstance(part, str) for part in parts)

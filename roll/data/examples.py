@@ -368,7 +368,7 @@ def _identity(example: Example) -> list[Any]:
     """Return what the fingerprint covers of an example. Without tags it is the fingerprint of
     earlier versions, whose runs resume."""
     sequences = [[sequence.tokens, sequence.trained] for sequence in example.sequences]
-    told = [example.id, sequences, example.margin, example.label]
+    told: list[Any] = [example.id, sequences, example.margin, example.label]
     pictures = [identities(each.pictures) for each in example.sequences if each.pictures]
     told += [pictures] if pictures else []
     return [*told, example.tag] if example.tag != "default" else told

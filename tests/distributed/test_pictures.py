@@ -7,13 +7,13 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import ray
-from ray.util.state import list_objects
 
+from benchmarks.driver_meter import store_reader
 from roll.config.sections.data import PicturesConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
@@ -70,46 +70,32 @@ def test_patches_stay_in_the_store_and_outlive_their_worker(
     rows, sums = zip(*(_row(model, *size) for size in [(28, 28, 1), (200, 220, 2)]), strict=True)
     maker = _maker(model, rows, manager)
     reader = manager.start(Reader, Placement(Role.REWARD, pool="one", workers=1))
+    look = store_reader()
+    before, _ = look()
 
-    async def made() -> list[Pictures]:
-        return await asyncio.gather(*(maker.made(f"row {i}", own) for i, own in enumerate(rows)))
+    def made(own: Pictures) -> Pictures:
+        return asyncio.run(maker.made("row", own))
 
-    found = asyncio.run(made())
-    for own in found:  # also of the small picture, which Ray would send to the driver
-        assert isinstance(own.patches, RemoteValue)
-        assert isinstance(own.patches.content, ray.ObjectRef)
-    assert all(_in_plasma(own) for own in found)
+    small = made(rows[0])  # of 5 KB, which Ray would send to the driver
+    assert isinstance(small.patches, RemoteValue)
+    _wait_until(lambda: look()[0] - before > 5_000, "the patches of a small picture are elsewhere")
+    found = [small, made(rows[1])]
     for rank in range(maker.cluster.world_size):
-        pid = next(iter(_pids(maker, rank)))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(maker.cluster.infos[rank].pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert reader.call(Reader.sums, found) == list(sums)
-    assert [int(own.patches.get().astype(np.int64).sum()) for own in found] == list(sums)
-    again = asyncio.run(made())  # by new workers
+    again = [made(own) for own in rows]  # by new workers
     assert reader.call(Reader.sums, again) == list(sums)
 
-    ids = {_ref(own).hex() for own in (*found, *again)}
-    del found, again, own
+    del found, again, small
     gc.collect()
+    _wait_until(lambda: look()[0] <= before, "patches are left in the store")
+
+
+def _wait_until(done: Callable[[], bool], wrong: str) -> None:
     deadline = time.monotonic() + 30
-    while ids & {entry.object_id for entry in list_objects(limit=1000)}:
-        assert time.monotonic() < deadline, "patches are left in the store"
+    while not done():
+        assert time.monotonic() < deadline, wrong
         time.sleep(0.2)
-
-
-def _ref(pictures: Pictures) -> ray.ObjectRef[object]:
-    assert isinstance(pictures.patches, RemoteValue)
-    assert isinstance(pictures.patches.content, ray.ObjectRef)
-    return pictures.patches.content
-
-
-def _in_plasma(pictures: Pictures) -> bool:
-    """Whether Ray has the value in shared memory, and not in the memory of this process."""
-    locations = ray.experimental.get_object_locations([_ref(pictures)])
-    return bool(locations[_ref(pictures)]["node_ids"])
-
-
-def _pids(maker: PictureMaker, rank: int) -> list[int]:
-    return [maker.cluster.infos[rank].pid]  # type: ignore[attr-defined]
 
 
 def test_workers_of_pictures_run_on_the_machine_of_the_driver(manager: ResourceManager) -> None:

@@ -99,7 +99,12 @@ def test_a_broken_picture_is_named_once_and_never_tried_again(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[str] = []
-    maker = make(lambda worker, number: (tried.append(number), broken(worker, number)))
+
+    def fails(worker: Scripted, number: str) -> None:
+        tried.append(number)
+        broken(worker, number)
+
+    maker = make(fails)
 
     async def twice() -> None:
         for _ in range(2):

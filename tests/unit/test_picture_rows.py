@@ -83,7 +83,8 @@ def test_patches_and_grids_are_those_of_transformers(tmp_path: Path, family: str
         grid = processor.grid(height, width)
         assert list(grid) == wanted["image_grid_thw"][0].tolist()
         patches = processor.patches(image)
-        assert (patches.dtype, len(patches)) == (np.uint8, np.prod(grid))
+        assert patches.dtype == np.dtype("uint8")
+        assert len(patches) == np.prod(grid)
         frames, channels = 2, 3
         shape = (len(patches), channels, frames, *2 * [FAMILIES[family].patch_size])
         mean, std = (np.array(v).reshape(1, 3, 1, 1, 1) for v in FAMILIES[family].mean_and_std)
@@ -95,7 +96,7 @@ def test_patches_and_grids_are_those_of_transformers(tmp_path: Path, family: str
 def test_a_prompt_has_one_placeholder_for_each_merged_patch(
     tmp_path: Path, model: ModelConfig
 ) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": "a<image>b<image>", "images": ["0.png", "2.png"]},
         {"prompt": "none", "images": None},
     ]

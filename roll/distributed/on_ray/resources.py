@@ -124,9 +124,8 @@ class ResourceManager:
     ) -> RayCluster[W]:
         """Start a cluster; see `Launcher.start`."""
         recipe = WorkerRecipe(worker_cls, placement, args, kwargs)
-        if placement.pool is None:
-            slots = [(JobDevice(-1, 0, 0, cores(), None, 0),)]
-        else:
+        slots: list[tuple[JobDevice, ...]] = [(JobDevice(-1, 0, 0, cores(), None, 0),)]
+        if placement.pool is not None:
             slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
             slots = [slots[i % len(slots)] for i in range(placement.workers)]

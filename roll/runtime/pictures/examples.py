@@ -19,6 +19,9 @@ from roll.distributed.cluster import Launcher
 from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from roll.runtime.run_data import RunData
 
+Key = tuple[str, tuple[Address | None, ...]]
+"""Id and pictures of an example: rows of a source and of a validation set may share an id."""
+
 
 @dataclass
 class ExamplePictures:
@@ -27,8 +30,8 @@ class ExamplePictures:
     maker: PictureMaker | None
     """Maker of the patches; None if no row has pictures."""
     loop: LoopThread
-    _begun: dict[str, Future[Example]] = field(default_factory=dict, init=False)
-    """Id of an example -> the example with its patches, which are being made."""
+    _begun: dict[Key, Future[Example]] = field(default_factory=dict, init=False)
+    """Key of an example -> the example with its patches, which are being made."""
 
     @classmethod
     def start(
@@ -52,11 +55,7 @@ class ExamplePictures:
         for others is given up."""
         if self.maker is None:
             return
-        left = self._begun
-        self._begun = {}
-        for example in examples:
-            if example.id not in self._begun:
-                self._begun[example.id] = left.pop(example.id, None) or self._submit(example)
+        self._begun = self._making(examples)
 
     def made(self, examples: Sequence[Example]) -> list[Example | None]:
         """Return the examples with the addresses of their patches, in order; None in place of one
@@ -67,11 +66,7 @@ class ExamplePictures:
         """
         if self.maker is None:
             return list(examples)
-        making: dict[str, Future[Example]] = {}
-        for example in examples:
-            if example.id not in making:
-                begun = self._begun.pop(example.id, None)
-                making[example.id] = begun or self._submit(example)
+        making = self._making(examples)
 
         async def all_of_them() -> list[Example | BaseException]:
             futures = map(asyncio.wrap_future, making.values())
@@ -81,16 +76,30 @@ class ExamplePictures:
         for one in found.values():
             if isinstance(one, BaseException) and not isinstance(one, PictureError):
                 raise one
-        made = (found[example.id] for example in examples)
+        made = (found[_key(example)] for example in examples)
         return [one if isinstance(one, Example) else None for one in made]
 
-    def _submit(self, example: Example) -> Future[Example]:
+    def _making(self, examples: Sequence[Example]) -> dict[Key, Future[Example]]:
+        """Return key -> example with its patches, which are being made; those that were begun are
+        taken over."""
         assert self.maker is not None
-        return self.loop.submit(_made(self.maker, example))
+        making: dict[Key, Future[Example]] = {}
+        for example in examples:
+            key = _key(example)
+            if key in self._begun:
+                making[key] = self._begun.pop(key)
+            elif key not in making:
+                making[key] = self.loop.submit(_made(self.maker, example))
+        return making
 
     def take_metrics(self) -> Metrics:
         """Return the metrics of the patches since the last call; none without pictures."""
         return Metrics() if self.maker is None else self.maker.take_metrics()
+
+
+def _key(example: Example) -> Key:
+    pictures = (sequence.pictures for sequence in example.sequences)
+    return example.id, tuple(own and own.patches for own in pictures)
 
 
 async def _made(maker: PictureMaker, example: Example) -> Example:

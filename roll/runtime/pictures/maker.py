@@ -13,7 +13,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.core.errors import PictureError, WorkerLostError
 from roll.core.metrics import Metrics, Sum
-from roll.core.pictures import Pictures
+from roll.core.pictures import Address, Pictures
 from roll.core.types import Prompt
 from roll.data.pictures.picture import EncodedPictures
 from roll.distributed.cluster import Cluster, Launcher, Placement
@@ -36,8 +36,8 @@ class PictureMaker:
     """Time limit for the pictures of one row, in seconds."""
     _free: asyncio.Queue[int] = field(default_factory=asyncio.Queue, init=False)
     """Ranks of the workers without work."""
-    _broken: dict[str, str] = field(default_factory=dict, init=False)
-    """Name of each row whose pictures cannot be made into patches -> why."""
+    _broken: dict[tuple[str, EncodedPictures], str] = field(default_factory=dict, init=False)
+    """Name and pictures of each row that cannot be made into patches -> why."""
     _counts: Counter[str] = field(default_factory=Counter, init=False)
     """Number of rows since the last call of `take_metrics`, under the names of the metrics."""
 
@@ -75,15 +75,15 @@ class PictureMaker:
         encoded = pictures.patches
         if not isinstance(encoded, EncodedPictures):
             return pictures
-        if name in self._broken:
-            raise PictureError(self._broken[name])
+        if (name, encoded) in self._broken:
+            raise PictureError(self._broken[name, encoded])
         try:
             patches = await self._ask(encoded, pictures.grids)
         except PictureError as error:
-            self._broken[name] = f"{name} is left out: {error}"
+            told = self._broken[name, encoded] = f"{name} is left out: {error}"
             self._counts["pictures/broken_rows"] += 1
-            logger.warning("%s", self._broken[name])
-            raise PictureError(self._broken[name]) from error
+            logger.warning("%s", told)
+            raise PictureError(told) from error
         self._counts["pictures/rows"] += 1
         return replace(pictures, patches=patches)
 
@@ -95,7 +95,9 @@ class PictureMaker:
         self._counts.clear()
         return Metrics(found)
 
-    async def _ask(self, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]) -> object:
+    async def _ask(
+        self, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]
+    ) -> Address:
         """Return the address of patches; the errors are those of `prompt`."""
         for _ in range(TRIES):
             rank = await self._free.get()
