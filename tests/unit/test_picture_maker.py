@@ -21,7 +21,8 @@ from roll.distributed.local import LocalLauncher
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask
 from roll.runtime.pictures.maker import TRIES, PictureMaker
-from roll.workers.pictures import Patches, PictureWorker
+from roll.workers.pictures.patches import Patches
+from roll.workers.pictures.worker import PictureWorker
 from tests.fakes import ScriptedEngine, prompt, scheduler, single_turn
 
 
@@ -151,6 +152,19 @@ def test_a_worker_that_dies_is_replaced_and_its_row_tried_again(make: Any) -> No
 
     assert asyncio.run(all_of_them()) == [[1], [5], [6], [2]]
     assert len(deaths) == 1 + TRIES
+
+
+def test_no_row_is_to_blame_for_workers_that_died_without_work(make: Any) -> None:
+    maker: PictureMaker = make()
+    for rank in range(2):
+        maker.cluster.end(rank)
+
+    async def three() -> list[list[int]]:
+        found = await asyncio.gather(*(maker.prompt(seen(f"p{n}", n)) for n in (1, 5, 6)))
+        return [numbers_of(one.pictures) for one in found]
+
+    assert asyncio.run(three()) == [[1], [5], [6]]
+    assert maker.cluster.lost == frozenset()
 
 
 def test_requests_and_samples_have_the_pictures_of_their_prompt(make: Any) -> None:

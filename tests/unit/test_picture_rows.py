@@ -35,7 +35,7 @@ from roll.data.examples import load_preferences, load_texts
 from roll.data.pictures.picture import EncodedPictures
 from roll.models.image_processor import load_image_processor
 from roll.runtime.run_data import placeholders
-from roll.workers.pictures import made
+from roll.workers.pictures.patches import made
 from tests.pictures import coloured, file_of
 from tests.tiny import save_tiny_model
 from tests.vision_models import (

@@ -99,7 +99,8 @@ def test_what_the_model_saw_is_written_beside_what_it_said(tmp_path: Path) -> No
     assert [row["prompt"] for row in rows] == ["two <|image_pad|>"] * 2
     assert rows[0]["prompt_tokens"] == 1000
     [name] = rows[0]["pictures"]  # not the one whose file is gone
-    assert np.array_equal(*map(np.asarray, (Image.open(path.parent / name), coloured(20, 30))))
+    written = np.asarray(Image.open(path.parent / name))
+    assert np.array_equal(written, np.asarray(coloured(20, 30)))
     assert rows[1]["pictures"] == [name]
 
 

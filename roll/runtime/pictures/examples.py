@@ -99,7 +99,7 @@ class ExamplePictures:
 
 def _key(example: Example) -> Key:
     pictures = (sequence.pictures for sequence in example.sequences)
-    return example.id, tuple(own and own.patches for own in pictures)
+    return example.id, tuple(None if own is None else own.patches for own in pictures)
 
 
 async def _made(maker: PictureMaker, example: Example) -> Example:

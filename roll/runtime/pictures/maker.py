@@ -11,19 +11,20 @@ from dataclasses import dataclass, field, replace
 from roll.config.sections.data import PicturesConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import PictureError, WorkerLostError
+from roll.core.errors import PictureError, WaitTimeoutError, WorkerLostError
 from roll.core.metrics import Metrics, Sum
 from roll.core.pictures import Address, Pictures
 from roll.core.types import Prompt
 from roll.data.pictures.picture import EncodedPictures
 from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.workers.pictures import PictureWorker
+from roll.workers.pictures.worker import PictureWorker
 
 logger = logging.getLogger(__name__)
 
-TRIES = 2
+TRIES = 3
 """Number of workers that the pictures of a row may kill before the row is left out. Each worker has
-one row at a time, so no other row is to blame."""
+one row at a time, so no other row is to blame. But a death without work may show only at the next
+row, and two workers may have died so."""
 
 
 @dataclass(eq=False)
@@ -89,7 +90,7 @@ class PictureMaker:
 
     def take_metrics(self) -> Metrics:
         """Return the number of rows whose patches were made, and of those found broken, since the
-        last call; and of all broken ones."""
+        last call."""
         names = ("pictures/rows", "pictures/broken_rows")
         found = {name: Sum(self._counts[name]) for name in names}
         self._counts.clear()
@@ -102,24 +103,54 @@ class PictureMaker:
         for _ in range(TRIES):
             rank = await self._free.get()
             try:
-                async with asyncio.timeout(self.timeout_s):
-                    return await self.cluster.ask(rank, PictureWorker.make, encoded.pictures, grids)
+                await self._revive(rank)
+                return await self._answer(rank, encoded, grids)
             except WorkerLostError as error:
-                logger.warning("%s; it is replaced", error)
-                await self._replace(rank)
-            except TimeoutError:
-                await self._replace(rank)
-                what = encoded.pictures[0].name
-                raise PictureError(f"{what}: took longer than {self.timeout_s:g} s") from None
+                logger.warning("%s; another one is started", error)
             finally:
                 self._free.put_nowait(rank)
         raise PictureError(f"{encoded.pictures[0].name}: killed {TRIES} workers")
 
-    async def _replace(self, rank: int) -> None:
-        """Start another worker of this rank; RollError if it does not start."""
+    async def _answer(
+        self, rank: int, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]
+    ) -> Address:
+        """Return the address of patches that a worker makes. One that takes too long is ended.
+
+        Raises:
+            PictureError: a picture is broken, or the worker took too long.
+            WorkerLostError: the worker died.
+        """
+        limit = asyncio.timeout(self.timeout_s)
+        try:
+            async with limit:
+                return await self.cluster.ask(rank, PictureWorker.make, encoded.pictures, grids)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        await asyncio.to_thread(self.cluster.end, rank)
+        name = encoded.pictures[0].name
+        raise PictureError(f"{name}: took longer than {self.timeout_s:g} s")
+
+    async def _revive(self, rank: int) -> None:
+        """Start another worker in place of one that is lost. It may have died without work, so no
+        row is to blame.
+
+        Raises:
+            RollError: the new worker does not start, or not in time.
+        """
+        if rank not in self.cluster.lost:
+            return
         await asyncio.to_thread(self.cluster.restart, rank)
-        async with asyncio.timeout(self.cluster.call_timeout_s):
-            await self.cluster.ask(rank, PictureWorker.start)
+        limit = asyncio.timeout(self.cluster.call_timeout_s)
+        try:
+            async with limit:
+                await self.cluster.ask(rank, PictureWorker.start)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise WaitTimeoutError(
+                f"waited {self.cluster.call_timeout_s:g} s for a worker of pictures to start"
+            ) from error
 
 
 def start_pictures(

@@ -1,8 +1,7 @@
-"""`PictureWorker`: makes the patches of pictures, once for engines and trainers alike."""
+"""`Patches` of the pictures of a row: how they are made, and how their address travels."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.config.sections.data import PicturesConfig
-from roll.config.sections.model import ModelConfig
 from roll.core.errors import PictureError
-from roll.core.types import WorkerSpec
 from roll.data.pictures.decoding import decoded
 from roll.data.pictures.picture import Picture
 from roll.data.pictures.placeholders import Grid, PictureProcessor
-from roll.distributed.dispatch import BROADCAST, Apart, dispatch
-from roll.distributed.worker import Worker
-from roll.models.image_processor import load_image_processor
+from roll.distributed.dispatch import BROADCAST, Apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +40,6 @@ PATCHES_APART = replace(BROADCAST, apart=Apart(_divide, _join, inline=False))
 They outlive their worker, and end when no address of them is left."""
 
 
-class PictureWorker(Worker):
-    """A worker of `pictures`, on the machine of the driver, whose files it reads.
-
-    Args:
-        model: model whose image processor cuts the pictures.
-        config: limits of their sizes.
-    """
-
-    def __init__(self, spec: WorkerSpec, model: ModelConfig, config: PicturesConfig) -> None:
-        super().__init__(spec)
-        self._settings = model, config
-        self._processor: PictureProcessor | None = None
-
-    async def start(self) -> None:
-        """Load the image processor; ConfigError as in `load_image_processor`."""
-        self._processor = await asyncio.to_thread(load_image_processor, *self._settings)
-
-    @dispatch(PATCHES_APART)
-    async def make(self, pictures: Sequence[Picture], grids: Sequence[Grid]) -> Patches:
-        """Return the patches of the pictures of a row. The caller gets their address.
-
-        Args:
-            grids: number of patches that each picture must have.
-
-        Raises:
-            PictureError: a picture is damaged, or another one than the driver has looked at.
-        """
-        assert self._processor is not None, "call start first"
-        return await asyncio.to_thread(made, self._processor, pictures, grids)
-
-
 def made(
     processor: PictureProcessor, pictures: Sequence[Picture], grids: Sequence[Grid]
 ) -> Patches:
@@ -85,8 +48,9 @@ def made(
     for picture, (frames, rows, columns) in zip(pictures, grids, strict=True):
         try:
             part = processor.patches(decoded(picture.read()))
-        except PictureError as error:
-            raise PictureError(f"{picture.name}: {error}") from error
+        except (PictureError, ValueError, MemoryError) as error:
+            reason = str(error) or type(error).__name__
+            raise PictureError(f"{picture.name}: {reason}") from error
         wanted = frames * rows * columns
         if len(part) != wanted:
             raise PictureError(

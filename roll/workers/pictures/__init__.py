@@ -1,0 +1,1 @@
+"""Worker that makes patches of pictures."""
