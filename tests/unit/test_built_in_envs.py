@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -29,14 +31,17 @@ def test_a_built_in_environment_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKES_TASKS)
 def test_rules_are_told_only_if_asked_for(name: str) -> None:
-    def opening(rules: bool) -> tuple[str, dict[str, Any]]:
+    async def opening(rules: bool) -> tuple[str, dict[str, Any]]:
         env = ENVS[name](rules=rules)
-        said, info = env.reset(seed=3, options={})
-        env.close()
+        begun = env.reset(seed=3, options={})
+        said, info = await begun if isawaitable(begun) else begun
+        ended = env.close()
+        if isawaitable(ended):
+            await ended
         assert isinstance(said, str)
         return said, info
 
-    (told, info), (plain, same) = opening(True), opening(False)
+    (told, info), (plain, same) = asyncio.run(opening(True)), asyncio.run(opening(False))
     assert told.endswith(plain)
     assert len(told) > len(plain) + 30
     assert len(told) < 1000, "short observations leave room for turns"
