@@ -91,7 +91,9 @@ class GroupMakers:
             separate_siblings=config.rollout.siblings == "separate",
             greedy_baseline=trains and Need.GREEDY_BASELINE in config.algorithm.needs,
             tag_greedy={tag: config.needs_greedy(tag) for tag in config.domains if trains},
-            with_patches=None if self.pictures is None else self.pictures.prompt,
+            with_patches=None
+            if self.pictures is None
+            else partial(self.pictures.prompt, counted=trains),
             **self._common(sampling, tag_sampling, samples, purpose, redundant),
         ).run
 

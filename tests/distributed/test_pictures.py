@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import ray
 
 from benchmarks.driver_meter import store_reader
@@ -18,6 +18,7 @@ from roll.config.sections.data import PicturesConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.core.pictures import Pictures
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.data.pictures.forms import picture_of
 from roll.data.pictures.picture import EncodedPictures
@@ -29,6 +30,12 @@ from roll.models.image_processor import load_image_processor
 from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from tests.pictures import coloured, file_of
 from tests.vision_models import save_vision_model
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    with LoopThread("test") as own:
+        yield own
 
 
 class Reader(Worker):
@@ -64,7 +71,7 @@ def _maker(model: ModelConfig, rows: Sequence[Pictures], manager: ResourceManage
 
 
 def test_patches_stay_in_the_store_and_outlive_their_worker(
-    manager: ResourceManager, tmp_path: Path
+    manager: ResourceManager, loop: LoopThread, tmp_path: Path
 ) -> None:
     model = _model(tmp_path / "model")
     rows, sums = zip(*(_row(model, *size) for size in [(28, 28, 1), (200, 220, 2)]), strict=True)
@@ -74,7 +81,7 @@ def test_patches_stay_in_the_store_and_outlive_their_worker(
     before, _ = look()
 
     def made(own: Pictures) -> Pictures:
-        return asyncio.run(maker.made("row", own))
+        return loop.run(maker.made("row", own))
 
     small = made(rows[0])  # of 5 KB, which Ray would send to the driver
     assert isinstance(small.patches, RemoteValue)

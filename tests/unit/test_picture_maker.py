@@ -115,7 +115,7 @@ def test_a_broken_picture_is_named_once_and_never_tried_again(
     asyncio.run(twice())
     assert tried == ["7"]
     assert caplog.text.count("a:1 is left out") == 1
-    assert maker.take_metrics().values_by_name()["pictures/broken_rows"] == 1
+    assert maker.take_metrics().values_by_name()["pictures/broken_rows"] == 2
 
 
 def test_a_picture_that_takes_too_long_is_left_out_and_its_worker_replaced(make: Any) -> None:

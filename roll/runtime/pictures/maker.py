@@ -16,6 +16,7 @@ from roll.core.metrics import Metrics, Sum
 from roll.core.pictures import Address, Pictures
 from roll.core.types import Prompt
 from roll.data.pictures.picture import EncodedPictures
+from roll.data.pictures.placeholders import Grid
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.workers.pictures.worker import PictureWorker
 
@@ -46,9 +47,9 @@ class PictureMaker:
         for rank in range(self.cluster.world_size):
             self._free.put_nowait(rank)
 
-    async def prompt(self, prompt: Prompt) -> Prompt:
+    async def prompt(self, prompt: Prompt, *, counted: bool = True) -> Prompt:
         """Return a prompt with the address of its patches; one without pictures, or that has its
-        patches, as it is.
+        patches, as it is. It counts in the metrics if it is `counted`.
 
         Raises:
             PictureError: a picture cannot be made into patches, in time, or without the death of
@@ -57,63 +58,72 @@ class PictureMaker:
         """
         if prompt.pictures is None:
             return prompt
-        return replace(prompt, pictures=await self.made(prompt.id, prompt.pictures))
+        made = await self.made(prompt.id, prompt.pictures, counted=counted)
+        return replace(prompt, pictures=made)
 
     async def prompts(self, prompts: Iterable[Prompt]) -> dict[str, Prompt]:
-        """Return id -> prompt with the address of its patches; the errors are those of `prompt`."""
+        """Return id -> prompt with the address of its patches, which the metrics do not count; the
+        errors are those of `prompt`."""
         distinct = {prompt.id: prompt for prompt in prompts}
-        made = await asyncio.gather(*map(self.prompt, distinct.values()))
+        made = await asyncio.gather(*(self.prompt(p, counted=False) for p in distinct.values()))
         return dict(zip(distinct, made, strict=True))
 
-    async def made(self, name: str, pictures: Pictures) -> Pictures:
+    async def made(self, name: str, pictures: Pictures, *, counted: bool = True) -> Pictures:
         """Return the pictures of a row with the address of their patches, which ends with its last
         copy; the errors are those of `prompt`.
 
         Args:
             name: name of the row, for messages.
             pictures: its pictures, whose patches may be made already.
+            counted: whether it counts in the metrics.
         """
         encoded = pictures.patches
         if not isinstance(encoded, EncodedPictures):
             return pictures
-        if (name, encoded) in self._broken:
-            raise PictureError(self._broken[name, encoded])
         try:
-            patches = await self._ask(encoded, pictures.grids)
-        except PictureError as error:
-            told = self._broken[name, encoded] = f"{name} is left out: {error}"
-            self._counts["pictures/broken_rows"] += 1
-            logger.warning("%s", told)
-            raise PictureError(told) from error
-        self._counts["pictures/rows"] += 1
+            if (name, encoded) in self._broken:
+                raise PictureError(self._broken[name, encoded])
+            patches = await self._ask(name, encoded, pictures.grids)
+        except PictureError:
+            self._counts["pictures/broken_rows"] += counted
+            raise
+        self._counts["pictures/rows"] += counted
         return replace(pictures, patches=patches)
 
     def take_metrics(self) -> Metrics:
-        """Return the number of rows whose patches were made, and of those found broken, since the
-        last call."""
+        """Return the number of rows whose patches were made, and of those left out because their
+        pictures are broken, since the last call."""
         names = ("pictures/rows", "pictures/broken_rows")
         found = {name: Sum(self._counts[name]) for name in names}
         self._counts.clear()
         return Metrics(found)
 
-    async def _ask(
-        self, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]
-    ) -> Address:
-        """Return the address of patches; the errors are those of `prompt`."""
+    async def _ask(self, name: str, encoded: EncodedPictures, grids: Sequence[Grid]) -> Address:
+        """Return the address of patches. A row whose pictures are broken is named in the log, once;
+        the errors are those of `prompt`."""
+        try:
+            return await self._tried(encoded, grids)
+        except PictureError as error:
+            told = self._broken[name, encoded] = f"{name} is left out: {error}"
+            logger.warning("%s", told)
+            raise PictureError(told) from error
+
+    async def _tried(self, encoded: EncodedPictures, grids: Sequence[Grid]) -> Address:
+        """Return the address of patches, made by the first worker that does not die of them; the
+        errors are those of `prompt`."""
         for _ in range(TRIES):
             rank = await self._free.get()
             try:
                 await self._revive(rank)
                 return await self._answer(rank, encoded, grids)
             except WorkerLostError as error:
-                logger.warning("%s; another one is started", error)
+                # As a text: whoever keeps the record would keep all that the error's frames hold.
+                logger.warning("%s; another one is started", str(error))
             finally:
                 self._free.put_nowait(rank)
         raise PictureError(f"{encoded.pictures[0].name}: killed {TRIES} workers")
 
-    async def _answer(
-        self, rank: int, encoded: EncodedPictures, grids: Sequence[tuple[int, int, int]]
-    ) -> Address:
+    async def _answer(self, rank: int, encoded: EncodedPictures, grids: Sequence[Grid]) -> Address:
         """Return the address of patches that a worker makes. One that takes too long is ended.
 
         Raises:
