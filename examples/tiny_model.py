@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 
 def splitter(words: Sequence[str] = ()) -> Any:
@@ -76,3 +83,70 @@ def write_model(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(folder)
+
+
+VISION_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+"""Special tokens of a model that sees."""
+
+
+def write_vision_model(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, *, positions: int, patch_size: int
+) -> None:
+    """Write a model of the Qwen3-VL architecture with random weights (0.8 M parameters), its
+    tokenizer and its processors, in the format of Hugging Face.
+
+    Args:
+        tokenizer: tokenizer with `VISION_TOKENS`.
+        positions: largest number of tokens of a sequence.
+        patch_size: pixels of a side of a patch; 2 x 2 patches are merged into one token.
+    """
+    start, image, end, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 128,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": positions,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "pad_token_id": tokenizer.pad_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token_id": None,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "out_hidden_size": 128,
+            "patch_size": patch_size,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    side = 2 * patch_size
+    cut: dict[str, Any] = {"patch_size": patch_size, "merge_size": 2, "temporal_patch_size": 2}
+    cut |= {"size": {"shortest_edge": side**2, "longest_edge": 64 * side**2}}
+    cut |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    for kind, name in (("image", "preprocessor"), ("video", "video_preprocessor")):
+        made_by = {"image": "Qwen2VLImageProcessor", "video": "Qwen3VLVideoProcessor"}[kind]
+        text = json.dumps({f"{kind}_processor_type": made_by, **cut}, indent=2)
+        (folder / f"{name}_config.json").write_text(text)
