@@ -65,6 +65,38 @@ def test_three_turns_without_a_move_lose() -> None:
     assert (info["invalid"], info["first_won"]) == (3, True)
 
 
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+def test_a_game_may_begin_with_random_moves_of_the_seed(name: str) -> None:
+    lengths, boards = set(), set()
+    for seed in range(200):
+        env = SelfPlay(game=name, rules=False, opening=5)  # type: ignore[arg-type]  # any text
+        shown, info = env.reset(seed=seed)
+        again = SelfPlay(game=name, rules=False, opening=5)  # type: ignore[arg-type]  # as above
+        assert again.reset(seed=seed)[0] == shown
+        own, other = info["state"].count("X"), info["state"].count("O")
+        assert other - own in (0, 1), "whoever has the next turn has no more pieces"
+        assert info["seat"] == 0
+        assert not info["success"]
+        lengths.add(own + other)
+        boards.add(shown)
+    assert lengths == set(range(6))
+    assert len(boards) > 50
+
+
+def test_no_random_move_wins() -> None:
+    lines = ("012", "345", "678", "036", "147", "258", "048", "246")
+    for seed in range(500):
+        _, info = SelfPlay(rules=False, opening=5).reset(seed=seed)
+        signs = [{info["state"][int(field)] for field in line} for line in lines]
+        assert {"X"} not in signs, seed
+        assert {"O"} not in signs, seed
+
+
+def test_an_opening_that_may_end_the_game_is_refused() -> None:
+    with pytest.raises(ValueError, match="opening = 6 must be from 0 to 5"):
+        SelfPlay(opening=6)
+
+
 def test_connect_four_is_played_in_columns() -> None:
     *_, (shown, reward, over, _, info) = game(
         *["1", "2", "1", "2", "1", "2", "1"], name="connect_four"

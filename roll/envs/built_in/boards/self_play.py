@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 from roll.envs.built_in.boards import connect_four, tic_tac_toe
 from roll.envs.built_in.boards.match import MAX_INVALID, OPPONENT, POLICY
+
+MOST_OPENING = 5
+"""Largest `opening`: after so few moves each game goes on, and has a move that does not win."""
 
 
 class SelfPlay:
@@ -20,11 +24,19 @@ class SelfPlay:
     Args:
         game: `tic_tac_toe`, or `connect_four` on 6 rows and 7 columns.
         rules: explain the game in the first observation of each player.
+        opening: largest number of random moves before the first turn. The seed draws how many and
+            which; none of them wins. So the policy meets positions that it would not play itself,
+            and all games of a task begin with the same one.
     """
 
     def __init__(
-        self, game: Literal["tic_tac_toe", "connect_four"] = "tic_tac_toe", rules: bool = True
+        self,
+        game: Literal["tic_tac_toe", "connect_four"] = "tic_tac_toe",
+        rules: bool = True,
+        opening: int = 0,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if game not in ("tic_tac_toe", "connect_four"):
             raise ValueError(f"game = {game!r} must be 'tic_tac_toe' or 'connect_four'")
         self._picture: Callable[[Callable[[int], str]], str]
@@ -34,7 +46,10 @@ class SelfPlay:
         else:
             self._lines, self._told = connect_four.GAME, connect_four.RULES
             self._picture = connect_four.picture
+        if not 0 <= opening <= MOST_OPENING:
+            raise ValueError(f"opening = {opening} must be from 0 to {MOST_OPENING}")
         self.rules = rules
+        self.opening = opening
         self._pieces = [0, 0]
         """Fields of each player, as in `Lines`."""
         self._player = 0
@@ -46,6 +61,8 @@ class SelfPlay:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        dice = random.Random(seed)
+        self._pieces = self._opened(dice.randint(0, self.opening), dice)
         return self._shown(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -71,6 +88,17 @@ class SelfPlay:
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
+
+    def _opened(self, moves: int, dice: random.Random) -> list[int]:
+        """Return the fields of both players after so many random moves, of which none wins; the
+        player who has the next turn first."""
+        own = other = 0
+        for _ in range(moves):
+            places = [place for _, place in self._lines.moves(own | other)]
+            dice.shuffle(places)
+            free = (each for each in places if not self._lines.wins(own | 1 << each, each))
+            own, other = other, own | 1 << next(free)
+        return [own, other]
 
     def _shown(self) -> str:
         """Return the board as the player sees it who has the next turn."""
