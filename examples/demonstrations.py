@@ -1,27 +1,29 @@
-"""Models of agents on boards, made of demonstrations: what `lake.py` and `sokoban.py` share.
+"""Models of agents on boards, made of demonstrations of a player that hesitates.
 
-A model with random weights (Qwen3 architecture; one token per row of a board and per move) learns by
-SFT from a player that knows the best moves, but hesitates: in most of its turns it waits or moves
-anywhere. So the model knows what to do, and seldom does it in time.
+A model with random weights (Qwen3 architecture; one token per row of a board, and per move) learns
+by SFT from a player that knows the best moves, but hesitates: in most of its turns it waits or
+moves anywhere. So the model knows what to do, and seldom does it in time.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from examples.tiny_model import splitter, tokenizer_of, write_model
+from examples.tiny_model import (
+    run_script,
+    splitter,
+    tokenizer_of,
+    warm_start,
+    write_jsonl,
+    write_model,
+)
 from roll.envs.built_in.boards.directions import MOVES
 
 WAIT = "wait"
@@ -31,7 +33,6 @@ TRAIN, HELD_OUT = range(4096), range(100_000, 100_256)
 FIRST_SEED = 1_000_000
 """Seed of the first board of the demonstrations."""
 ROLES = ["<board>", "<move>"]
-HERE = Path(__file__).parent
 Messages = list[dict[str, str]]
 
 
@@ -136,11 +137,6 @@ def tasks(game: Game) -> Iterator[dict[str, Any]]:
             yield {"prompt": board, "seed": seed}
 
 
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def make(game: Game, out: Path, seed: int) -> None:
     """Write tasks and demonstrations, and train the model on the demonstrations."""
     warm = out / "warm_start"
@@ -149,12 +145,7 @@ def make(game: Game, out: Path, seed: int) -> None:
     write_jsonl(warm / "train.jsonl", ({"messages": messages} for messages in shown))
     torch.manual_seed(seed)
     make_model(warm / "model", game)
-    command = [sys.executable, "-m", "roll.cli", "run"]
-    command += [str(HERE / game.example / "warm_start.yaml"), f"seed={seed}", "resume=never"]
-    command += [f"model.path={warm}/model", f"output_dir={warm}/run"]
-    subprocess.run([*command, f"data.sources.0.path={warm}/train.jsonl"], check=True)
-    shutil.copytree(warm / "run" / "hf", out / "making")
-    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
+    warm_start(game.example, out, seed)
 
 
 def main(game: Game, purpose: str) -> None:
@@ -163,19 +154,4 @@ def main(game: Game, purpose: str) -> None:
     Args:
         purpose: what the script says about itself.
     """
-    parser = argparse.ArgumentParser(description=purpose.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs") / game.name)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if (args.out / "model" / "config.json").exists():
-        print(f"{args.out} is made already")
-        return
-    shutil.rmtree(args.out / "making", ignore_errors=True)
-    start = time.perf_counter()
-    try:
-        make(game, args.out, args.seed)
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command begins anew") from None
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(error.returncode) from None  # the run has already printed its error
-    print(f"{args.out}: a model, made in {time.perf_counter() - start:.0f} s")
+    run_script(partial(make, game), f"outputs/{game.name}", purpose.splitlines()[0])

@@ -1,9 +1,14 @@
-"""Tiny models with random weights for the examples, and their tokenizers."""
+"""Tiny models for the examples: tokenizers, random weights, and a start by SFT."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +155,47 @@ def write_vision_model(
         made_by = {"image": "Qwen2VLImageProcessor", "video": "Qwen3VLVideoProcessor"}[kind]
         text = json.dumps({f"{kind}_processor_type": made_by, **cut}, indent=2)
         (folder / f"{name}_config.json").write_text(text)
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows, one a line; make the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def warm_start(example: str, out: Path, seed: int) -> None:
+    """Train `<out>/warm_start/model` on `<out>/warm_start/train.jsonl`, as the example's
+    `warm_start.yaml` says; the result is `<out>/model`."""
+    warm = out / "warm_start"
+    command = [sys.executable, "-m", "roll.cli", "run"]
+    command += [str(Path(__file__).parent / example / "warm_start.yaml"), f"seed={seed}"]
+    command += [f"model.path={warm}/model", f"output_dir={warm}/run", "resume=never"]
+    subprocess.run([*command, f"data.sources.0.path={warm}/train.jsonl"], check=True)
+    shutil.rmtree(out / "making", ignore_errors=True)
+    shutil.copytree(warm / "run" / "hf", out / "making")
+    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
+
+
+def run_script(make: Callable[[Path, int], None], out: str, purpose: str) -> None:
+    """Run a script that makes a model, unless the model exists.
+
+    Args:
+        make: function of the output folder and the seed.
+        out: output folder if the user names none.
+        purpose: sentence for `--help`.
+    """
+    parser = argparse.ArgumentParser(description=purpose)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if (args.out / "model" / "config.json").exists():
+        print(f"{args.out} is made already")
+        return
+    start = time.perf_counter()
+    try:
+        make(args.out, args.seed)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command begins anew") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(error.returncode) from None  # the run has already printed its error
+    print(f"{args.out}: made in {time.perf_counter() - start:.0f} s")

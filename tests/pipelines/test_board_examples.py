@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.demonstrations import Game, make_model, tasks, write_jsonl
+from examples.demonstrations import Game, make_model, tasks
 from examples.lake import LAKE
+from examples.tiny_model import write_jsonl
 from tests.runs import ROOT, run_local
 
 
@@ -21,7 +22,11 @@ def test_the_examples_on_boards_run_two_steps(game: Game, file: str, tmp_path: P
     own = [f"model.path={tmp_path}/model", f"output_dir={tmp_path}/out", "max_steps=2"]
     own += [f"data.sources.0.path={tmp_path}/train.jsonl", "validation.sets.held_out.seeds=4"]
     small = ["actor_infer.strategy.kind=hf", "data.prompts_per_step=4", "checkpoint.every=null"]
-    small += ["data.samples_per_prompt=4", "actor_train.samples_per_update=8"]
+    small += [
+        "actor_train.optimizer.warmup_steps=0",
+        "data.samples_per_prompt=4",
+        "actor_train.samples_per_update=8",
+    ]
     records = run_local(path, [*own, *small])
     steps = [record for record in records if "loss/total" in record]
     assert len(steps) == 2

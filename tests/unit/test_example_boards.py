@@ -21,7 +21,8 @@ from examples.demonstrations import (
     tasks,
 )
 from examples.lake import LAKE
-from roll.config import AgenticConfig, load_config
+from roll.config.agentic import AgenticConfig
+from roll.config.loading.compose import load_config
 from roll.envs.built_in.boards.directions import MOVES
 from roll.envs.loading import load_env
 from tests.runs import ROOT
