@@ -44,6 +44,11 @@ FAMILIES = {
     "deepspeed-zero1": ("qwen3_vl",),
     "deepspeed-zero2": ("qwen2_5_vl", "qwen3_vl"),
     "deepspeed-zero3": ("qwen2_5_vl", "qwen3_vl"),
+    "megatron-dp2": ("qwen2_vl", "qwen3_vl"),
+    "megatron-zero": ("qwen3_vl",),
+    "megatron-tp2": ("qwen2_5_vl", "qwen3_vl"),
+    "megatron-pp2": ("qwen2_vl", "qwen3_vl"),
+    "megatron-ep2": ("qwen3_vl_moe",),
 }
 QUICK = ("fsdp2-ulysses2", "deepspeed-zero2")
 OTHERS = [name for name in FAMILIES if name not in QUICK]
@@ -202,10 +207,12 @@ def test_what_is_saved_is_what_was_trained_and_can_be_used(
                 assert torch.equal(value, run["resumed"][key]), key
 
 
-def test_megatron_refuses_rows_with_pictures(tmp_path: Path) -> None:
+def test_megatron_refuses_rows_with_pictures_for_a_model_that_reads_none(
+    tmp_path: Path,
+) -> None:
     save_tiny_model(tmp_path / "text")
     (found,) = run_ranks(1, refused_job, tmp_path / "job", timeout_s=100)
-    assert "rows have pictures, which kind: megatron does not read" in found["said"]
+    assert "rows have pictures, and the model of this role reads none" in found["said"]
 
 
 def test_the_batch_has_what_the_cases_promise() -> None:

@@ -186,10 +186,6 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["model.freeze: an adapter (model.lora) leaves all weights as they are"],
         ),
         (
-            "model.freeze=[vision]|actor_train.strategy={kind: megatron}",
-            ["model.freeze: megatron trains all parts"],
-        ),
-        (
             "model.lora={rank: 4, parts: [projector]}|actor_train.strategy={kind: megatron}",
             ["model.lora.parts: megatron adapts the language model only"],
         ),

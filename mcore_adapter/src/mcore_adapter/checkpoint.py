@@ -127,7 +127,7 @@ def restore(
     held_here = held_tensors(chunks, table, sizes, ranks)
     saved = Saved(folder, table)
     for held in held_here:
-        moments = MOMENTS if saved.step and isinstance(held.tensor, nn.Parameter) else ()
+        moments = MOMENTS if saved.step and _is_trained(held.tensor) else ()
         for kind in (WEIGHT, *moments):
             outline = shard_of(saved.outline(held.task, kind), held.task, sizes, ranks)
             if outline.shape != tuple(held.tensor.shape):
@@ -172,8 +172,14 @@ def _parts(
             for kind, tensor in {WEIGHT: slot.main, **slot.moments}.items():
                 key = key_of(held.task, kind, shard)
                 yield _Part(key, tensor.detach().view(-1), slot.start, shape)
-        if is_first and not isinstance(held.tensor, nn.Parameter):
-            yield _Part(key_of(held.task, WEIGHT, shard), held.tensor.view(-1), 0, shape)
+        if is_first and not _is_trained(held.tensor):
+            weight = held.tensor.detach().view(-1)
+            yield _Part(key_of(held.task, WEIGHT, shard), weight, 0, shape)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    """Return whether an optimizer updates a tensor: not buffers, nor frozen parameters."""
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
 def _copy_of(task: Task) -> int:

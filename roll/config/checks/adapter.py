@@ -35,8 +35,6 @@ def part_problems(config: RunConfig) -> Iterator[str]:
             )
         if not isinstance(role.strategy, MegatronConfig):
             continue
-        if model.freeze:
-            yield f"{key}.freeze: megatron trains all parts; drop it, or use fsdp2 or deepspeed"
         if model.lora is not None and model.lora.parts != ("language",):
             yield f"{key}.lora.parts: megatron adapts the language model only; drop it"
 

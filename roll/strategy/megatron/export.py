@@ -60,10 +60,11 @@ def manifest(model: MegatronModel, *, adapter: bool) -> Manifest:
 def frozen(model: MegatronModel) -> frozenset[str]:
     """Return the names in the manifest whose values never change.
 
-    These are the weights without an adapter, if the model trains an adapter; otherwise none.
+    These are the weights without an adapter, if the model trains an adapter; otherwise those of
+    frozen parts.
     """
     if model.trained is None:
-        return frozenset()
+        return model.frozen
     return frozenset(m.name for m in model.manifest.tensors) - model.trained.adapted
 
 

@@ -6,29 +6,32 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 
 from mcore_adapter.convert.conversion_plan import check_layout
+from mcore_adapter.convert.fused_experts import names_in_files
 from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.gather import ShapeAndDtype, exported
-from mcore_adapter.load import load, read_config
+from mcore_adapter.load import load, read_config, table_in
 from mcore_adapter.lora_io import exported_factors
 from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
-from mcore_adapter.modeling.lora import Adapter, add_adapter
+from mcore_adapter.modeling.lora import Adapter, add_adapter, let_gradients_pass
 from mcore_adapter.modeling.model import build_model
-from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
-from roll.config.sections.model import ModelConfig
+from roll.config.sections.model import ModelConfig, ModelPart
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
+from roll.models.load import load_config
 from roll.models.lora import HEADS
+from roll.models.vision.parts import part_of, require_parts
 from roll.strategy.hf_folder import folder_of
+from roll.strategy.megatron.pictures import Sight
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 
@@ -47,6 +50,11 @@ class MegatronModel:
     vocab: int
     """Number of tokens in the vocabulary, without the padding of its parts."""
     sequence_parallel: bool
+    sight: Sight | None
+    """Reader of pictures; None if the model reads text only."""
+    frozen: frozenset[str] = frozenset()
+    """Names in the manifest of the weights that training leaves as they are, if it trains others
+    and no adapter."""
     trained: Trained | None = None
     """Adapter that is trained; None if the model trains no adapter."""
 
@@ -67,11 +75,8 @@ class Trained:
     """Manifest of the factors, each divided equally among all ranks."""
     base: str
     """Last component of `model.path`; identifies the model that the adapter belongs to."""
-
-    @property
-    def adapted(self) -> frozenset[str]:
-        """Hugging Face names of the weights that the adapter changes."""
-        return frozenset(f"{base_name(name)}.weight" for name in self.metas)
+    adapted: frozenset[str]
+    """Names in the manifest of the model of the weights that the adapter changes."""
 
 
 def load_model(
@@ -92,28 +97,57 @@ def load_model(
     )
     try:
         found = read_config(folder)
-        table = table_of(found)
+        table = table_in(folder)
         check_layout(table, sizes)
         bare = build_model(found, sizes, options)
         load(folder, bare, table, sizes)
         for chunk in bare:
             chunk.requires_grad_(trainable)
+        if trainable:
+            _freeze(model, bare)
         trained = _add_adapter(model, bare, table, sizes) if trainable else None
     except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
+    sees = "vision_config" in found
+    manifest = _cut_evenly(exported(bare, table, sizes))
     return MegatronModel(
         chunks=data_parallel(bare, distributed_optimizer=config.distributed_optimizer)
         if trainable
         else bare,
         table=table,
         sizes=sizes,
-        manifest=_cut_evenly(exported(bare, table, sizes)),
+        manifest=manifest,
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
+        sight=Sight(model) if sees else None,
+        frozen=frozenset(m.name for m in manifest.tensors if part_of(m.name) in model.freeze),
         trained=trained,
     )
+
+
+def _freeze(model: ModelConfig, bare: Sequence[Any]) -> None:
+    """Leave the parameters of the parts in `model.freeze` out of training.
+
+    Raises:
+        ConfigError: the model has no such parts, or nothing is left to train.
+    """
+    if not model.freeze:
+        return
+    require_parts(load_config(model), "model.freeze")
+    if set(model.freeze) == set(get_args(ModelPart)):
+        raise ConfigError(
+            f"model.freeze: {', '.join(model.freeze)} are all parts of the model, so nothing is "
+            "trained"
+        )
+    for chunk in bare:
+        for name, parameter in chunk.named_parameters():
+            if part_of(name) in model.freeze:
+                parameter.requires_grad_(False)
+        if "language" in model.freeze:
+            # The gradient of rows without pictures would end before the first stage.
+            let_gradients_pass(chunk)
 
 
 def _add_adapter(
@@ -136,7 +170,10 @@ def _add_adapter(
     except McoreAdapterError as error:
         raise ConfigError(f"model.lora on kind: megatron: {error}") from error
     metas = exported_factors(bare, adapter, sizes)
-    return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name)
+    stored = names_in_files(table)
+    weights = (f"{base_name(name)}.weight" for name in metas)
+    adapted = frozenset(stored.get(name, name) for name in weights)
+    return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name, adapted)
 
 
 def base_name(factor: str) -> str:

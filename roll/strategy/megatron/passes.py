@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mcore_adapter.local_tensors import unwrapped
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
+from roll.core.pictures import Pictures, patches_of_rows
 from roll.strategy.megatron.model import MegatronModel
+from roll.strategy.megatron.pictures import Sight
 from roll.strategy.training import microbatch
 from roll.strategy.training.reduce import max_over_ranks
 
@@ -39,6 +43,12 @@ class Micro(Generic[B]):
     """Token ids of the rows, int64 `[B, T]`. Extra rows and columns of padding are added if ranks
     must agree on a shape."""
 
+    @property
+    def pictures(self) -> list[Pictures | None]:
+        """Pictures of each row; empty if no row has any."""
+        found = None if self.batch is None else self.batch.pictures
+        return found if found is not None and any(found) else []
+
 
 def micro_batches(
     batch: B, max_tokens: int, model: MegatronModel, device: torch.device
@@ -51,17 +61,18 @@ def micro_batches(
     both are the same rank, and Megatron-Core mixes the shapes up.
 
     Raises:
-        ConfigError: rows have pictures, which this backend would read as text.
+        ConfigError: rows have pictures, and the model reads none.
     """
-    if batch.pictures is not None and any(batch.pictures):
+    sizes, seen = model.sizes, patches_of_rows(batch.pictures, len(batch))
+    if any(seen) and model.sight is None:
         raise ConfigError(
-            "rows have pictures, which kind: megatron does not read; use fsdp2 or deepspeed"
+            "rows have pictures, and the model of this role reads none; name one that does, or "
+            "data without pictures"
         )
-    sizes = model.sizes
     lengths = batch.lengths.tolist()
     if sizes.vpp > 1:
         lengths = [max(lengths)] * len(lengths)
-    parts = microbatch.plan(lengths, max_tokens, unit=batch.unit)
+    parts = microbatch.plan(lengths, max_tokens, unit=batch.unit, patches=seen)
     passes = max_over_ranks(len(parts), device)
     if sizes.vpp > 1:
         passes += -passes % sizes.pp  # the schedule needs a multiple of pp
@@ -120,7 +131,7 @@ def run(
     kept = run_schedule(
         model.chunks,
         micros,
-        _forward,
+        partial(_forward, model.sight),
         loss,
         micro_batch_size=rows,  # used only if all micro-batches have one shape
         longest=width,
@@ -129,11 +140,21 @@ def run(
     return [each for each in kept if each is not None]
 
 
-def _forward(chunk: nn.Module, micro: Micro[B]) -> Tensor:
-    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`."""
-    tokens_BT = micro.tokens_BT
-    positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
-    output: Tensor = chunk(tokens_BT, positions, None)
+def _forward(sight: Sight | None, chunk: nn.Module, micro: Micro[B]) -> Tensor:
+    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`.
+
+    Patches are fetched here, so that only the first stage holds any, and those of micro-batches in
+    flight.
+    """
+    tokens_BT, pictures = micro.tokens_BT, micro.pictures
+    further: dict[str, Any] = {}
+    if pictures and sight is not None:
+        positions = sight.positions(tokens_BT, pictures)
+        if unwrapped(chunk).pre_process:
+            further["pictures"] = sight.seen(tokens_BT, pictures)
+    else:
+        positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    output: Tensor = chunk(tokens_BT, positions, None, **further)
     return output
 
 

@@ -23,7 +23,12 @@ from roll.models.load import load_config, load_tokenizer
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
-from roll.strategy.training.checkpoint_state import begin, finish, save_companions
+from roll.strategy.training.checkpoint_state import (
+    begin,
+    copy_processors,
+    finish,
+    save_companions,
+)
 from roll.strategy.training.random_states import set_random_states
 
 
@@ -75,6 +80,7 @@ def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None
         write_hf(path, weights, {m.name: spec_of(m.shape, m.torch_dtype) for m in metas})
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         save_companions(path, load_config(model_config), dtype, load_tokenizer(model_config))
+        copy_processors(path, model_config)
     else:
         deque(weights, maxlen=0)
     dist.barrier()

@@ -156,7 +156,11 @@ def add_adapter(
     changes = []
     for number, chunk in enumerate(chunks):
         chunk.requires_grad_(False)
-        _let_gradients_pass(chunk)
+        config = chunk.config
+        # Layers that are recomputed, and stages that pass their output on, need a gradient to pass
+        # back. Nothing before the first factors would have one.
+        if config.recompute_granularity == "full" or config.pipeline_model_parallel_size > 1:
+            let_gradients_pass(chunk)
         first = sizes.layers_of(ranks.pp, number, table.shape.num_layers).start
         for name, linear in list(chunk.named_modules()):
             whole = global_name(name, first, table, sizes, ranks)
@@ -170,16 +174,9 @@ def add_adapter(
     return Adapter(lora, adapter, changes)
 
 
-def _let_gradients_pass(chunk: GPTModel) -> None:
-    """Let the output of the embedding require a gradient, where Megatron-Core needs one.
-
-    Layers that are recomputed, and stages that pass their output on, need a gradient to pass back.
-    The embedding is frozen, so nothing before the first factors would have one.
-    """
-    config = chunk.config
-    if chunk.pre_process and (
-        config.recompute_granularity == "full" or config.pipeline_model_parallel_size > 1
-    ):
+def let_gradients_pass(chunk: GPTModel) -> None:
+    """Let the output of a frozen embedding require a gradient, if the chunk has the embedding."""
+    if chunk.pre_process:
         chunk.embedding.register_forward_hook(lambda _, __, output: output.requires_grad_())
 
 
