@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "gemma2",
         "head_dim": 8,
         "query_pre_attn_scalar": 8,
-        "final_logit_softcapping": None,
+        "final_logit_softcapping": 0.7,
     },
     "gemma3_text": {"model_type": "gemma3_text", "head_dim": 8},
     "granite": {"model_type": "granite"},

@@ -37,6 +37,7 @@ def from_hidden(
     temperature: float | Tensor,
     chunk_tokens: int,
     entropy: bool = False,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log-probs of the tokens `targets_N`, and entropy, from the hidden states before them.
 
@@ -49,9 +50,10 @@ def from_hidden(
         temperature: number above zero that divides the logits, as in the engine's sampling; or one
             for each token, `[N]`.
         chunk_tokens: number of tokens that are computed at a time, at least 1.
+        cap: bound of the logits before the temperature, see `soft_cap`; None: there is none.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, entropy
+        hidden_ND, weight_VD, bias_V, targets_N, temperature, (chunk_tokens, cap), entropy
     )
     return logprobs_N, entropy_N if entropy else None
 
@@ -74,6 +76,16 @@ def from_logits(
     )
 
 
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """Bound logits in place to `cap * tanh(logits / cap)`, as gemma does; None: no bound."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def slope_of_cap(capped: Tensor, cap: float) -> Tensor:
+    """Return the derivative of bounded logits by the logits, given the bounded ones."""
+    return (capped / cap).square_().neg_().add_(1.0)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """Autograd function that computes the logits of a chunk again in the backward pass.
 
@@ -89,17 +101,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         temperature: float | Tensor,
-        chunk_tokens: int,
+        how: tuple[int, float | None],
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies (0 unless `entropy`), both `[N]`; keep no logits."""
-        size = len(targets_N)
+        """Return log-probs and entropies (0 unless `entropy`), both `[N]`; keep no logits.
+
+        `how` is `(chunk_tokens, cap)`.
+        """
+        (chunk_tokens, cap), size = how, len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)
         entropy_N = torch.empty_like(logprobs_N) if entropy else logprobs_N.new_zeros(size)
         for i in range(0, size, chunk_tokens):
             part = slice(i, i + chunk_tokens)
-            logits = linear(hidden_ND[part], weight_VD, bias_V).float().div_(_of(temperature, part))
+            logits = soft_cap(linear(hidden_ND[part], weight_VD, bias_V).float(), cap)
+            logits = logits.div_(_of(temperature, part))
             lse = logits.logsumexp(-1)
             lse_N[part] = lse
             logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
@@ -108,7 +124,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logp = logits.sub_(lse[:, None])
                 entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.temperature, ctx.how = temperature, how
         # The gradient of an entropy that is only reported stays None and costs nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -119,6 +135,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
         grad_logprobs_N, grad_entropy_N = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
+        chunk_tokens, cap = ctx.how
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
@@ -127,10 +144,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         learns = ctx.needs_input_grad[1]
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        for i in range(0, len(targets_N), ctx.chunk_tokens):
-            part = slice(i, i + ctx.chunk_tokens)
+        for i in range(0, len(targets_N), chunk_tokens):
+            part = slice(i, i + chunk_tokens)
             hidden = hidden_ND[part]
-            logits = linear(hidden, weight_VD, bias_V).float().div_(_of(ctx.temperature, part))
+            logits = soft_cap(linear(hidden, weight_VD, bias_V).float(), cap)
+            slope = None if cap is None else slope_of_cap(logits, cap)
+            logits = logits.div_(_of(ctx.temperature, part))
             logp = logits.sub_(lse_N[part, None])
             probs = logp.exp()
             factor = grad_logprobs_N[part, None]
@@ -141,7 +160,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             else:
                 grad = probs.mul_(-factor)
             grad.scatter_add_(-1, targets_N[part, None], factor)
-            grad = grad.div_(_of(ctx.temperature, part)).to(hidden.dtype)
+            grad = grad.div_(_of(ctx.temperature, part))
+            grad = (grad if slope is None else grad.mul_(slope)).to(hidden.dtype)
             grad_hidden_ND[part] = grad @ weight_VD
             if grad_weight_VD is not None:
                 grad_weight_VD += grad.T @ hidden

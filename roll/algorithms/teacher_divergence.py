@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from roll.algorithms.divergences import divergence
+from roll.algorithms.logprobs import slope_of_cap, soft_cap
 from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig
 from roll.core.teacher_outputs import OutputHead, TeacherRow
 
@@ -110,6 +111,7 @@ def divergences(
     *,
     divisor: float,
     chunk_tokens: int,
+    cap: float | None = None,
 ) -> Tensor:
     """Compute the divergence of each needed token, float32 `[N]`; zero without teacher outputs.
 
@@ -121,6 +123,7 @@ def divergences(
         divisor: number by which the student's model divides its logits, before the temperature of
             `compared`.
         chunk_tokens: largest number of tokens whose logits exist at the same time.
+        cap: bound of the student's logits, see `soft_cap`; None: there is none.
     """
     out_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.float32)
     for teacher in teacher_outputs:
@@ -131,8 +134,7 @@ def divergences(
             teacher.outputs,
             teacher.head,
             compared,
-            divisor,
-            chunk_tokens,
+            (divisor, chunk_tokens, cap),
         )
         out_N = out_N.index_put((teacher.index_M,), found_M)
     return out_N
@@ -163,7 +165,7 @@ def _compare(
     if head is None:
         ids_NK, teacher_NK = outputs
         return divergence(how.divergence, teacher_NK, coarse(student_NV, ids_NK))
-    logits_NV = linear(outputs[0], head.weight_VD, head.bias_V)
+    logits_NV = soft_cap(linear(outputs[0], head.weight_VD, head.bias_V).float(), head.cap)
     teacher_NV = logprobs_of(logits_NV, how.teacher_temperature * head.divisor, how.num_tokens)
     return divergence(how.divergence, teacher_NV, student_NV)
 
@@ -188,17 +190,20 @@ class _ChunkedDivergence(torch.autograd.Function):
         outputs: tuple[Tensor, ...],
         head: OutputHead | None,
         how: Comparison,
-        divisor: float,
-        chunk_tokens: int,
+        made: tuple[float, int, float | None],
     ) -> Tensor:
-        """Return the divergence of each token from its teacher, float32 `[M]`; keep no logits."""
+        """Return the divergence of each token from its teacher, float32 `[M]`; keep no logits.
+
+        `made` is `(divisor, chunk_tokens, cap)`.
+        """
+        divisor, chunk_tokens, cap = made
         out_M = hidden_MD.new_empty(len(hidden_MD), dtype=torch.float32)
         for i in range(0, len(hidden_MD), chunk_tokens):
             part = slice(i, i + chunk_tokens)
-            logits = linear(hidden_MD[part], weight_VD, bias_V).float() / divisor
+            logits = soft_cap(linear(hidden_MD[part], weight_VD, bias_V).float(), cap) / divisor
             out_M[part] = _compare(logits, tuple(each[part] for each in outputs), head, how)
         ctx.save_for_backward(hidden_MD, weight_VD, bias_V)
-        ctx.taught, ctx.chunk = (outputs, head, how), (divisor, chunk_tokens)
+        ctx.taught, ctx.made = (outputs, head, how), made
         return out_M
 
     @staticmethod
@@ -206,7 +211,7 @@ class _ChunkedDivergence(torch.autograd.Function):
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor | None, ...]:
         """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
         hidden_MD, weight_VD, bias_V = ctx.saved_tensors
-        (outputs, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
+        (outputs, head, how), (divisor, chunk_tokens, cap) = ctx.taught, ctx.made
         grad_hidden_MD = torch.empty_like(hidden_MD)
         # Sums over many chunks would lose bits in bfloat16, so they are kept in float32.
         # A frozen head, as with an adapter, needs no gradient.
@@ -216,12 +221,15 @@ class _ChunkedDivergence(torch.autograd.Function):
         for i in range(0, len(hidden_MD), chunk_tokens):
             part = slice(i, i + chunk_tokens)
             hidden = hidden_MD[part]
-            logits = linear(hidden, weight_VD, bias_V).float().div_(divisor)
+            logits = soft_cap(linear(hidden, weight_VD, bias_V).float(), cap)
+            slope = None if cap is None else slope_of_cap(logits, cap)
+            logits = logits.div_(divisor)
             with torch.enable_grad():
                 logits.requires_grad_()
                 found = _compare(logits, tuple(each[part] for each in outputs), head, how)
             (grad,) = torch.autograd.grad(found, logits, grad_M[part])
-            grad = grad.div_(divisor).to(hidden.dtype)
+            grad = grad.div_(divisor)
+            grad = (grad if slope is None else grad.mul_(slope)).to(hidden.dtype)
             grad_hidden_MD[part] = grad @ weight_VD
             if grad_weight_VD is not None:
                 grad_weight_VD += grad.T @ hidden
@@ -229,4 +237,4 @@ class _ChunkedDivergence(torch.autograd.Function):
                 grad_bias_V += grad.sum(0)
         bias = None if grad_bias_V is None else grad_bias_V.to(weight_VD.dtype)
         weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
-        return grad_hidden_MD, weight, bias, *[None] * 5
+        return grad_hidden_MD, weight, bias, *[None] * 4

@@ -11,11 +11,13 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class OutputHead:
     """The complete last layer of a language model. It computes the logits
-    `(hidden @ weight^T + bias) / divisor`."""
+    `(hidden @ weight^T + bias) / divisor`, of which the product is capped first if there is a `cap`
+    (`roll.algorithms.logprobs.soft_cap`)."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
     divisor: float
+    cap: float | None = None
     _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
 
     def drop_copies(self) -> None:
@@ -27,7 +29,9 @@ class OutputHead:
         `drop_copies`."""
         if device not in self._moved:
             bias_V = None if self.bias_V is None else self.bias_V.to(device)
-            self._moved[device] = OutputHead(self.weight_VD.to(device), bias_V, self.divisor)
+            self._moved[device] = OutputHead(
+                self.weight_VD.to(device), bias_V, self.divisor, self.cap
+            )
         return self._moved[device]
 
 

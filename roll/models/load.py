@@ -40,6 +40,8 @@ class Head:
 
     module: nn.Module
     divisor: float
+    cap: float | None = None
+    """Bound of the product before it is divided, `cap * tanh(product / cap)`; None: no bound."""
 
     @property
     def weight_VD(self) -> Tensor:
@@ -255,7 +257,7 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
 
     Raises:
         ConfigError: the model has no separate output head, or transforms its logits in a way that
-            the chunked log-probs do not support, such as a soft cap.
+            the chunked log-probs do not support.
     """
     backbone = model.base_model
     module = model.get_output_embeddings()
@@ -266,7 +268,7 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
     for name, value in model.config.get_text_config().to_dict().items():
         if value is None or (isinstance(value, float | int) and value in (0, 1)):
             continue
-        if name in ("final_logit_softcapping", "output_multiplier_scale", "lm_head_multiplier"):
+        if name in ("output_multiplier_scale", "lm_head_multiplier"):
             raise ConfigError(f"model type {kind!r} sets {name}: {value}, which is not supported")
         if name == "logit_scale":
             divisor /= value
@@ -274,7 +276,21 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
             divisor *= value
     if not math.isfinite(divisor) or divisor <= 0:
         raise ConfigError(f"model type {kind!r} scales its logits by 1/{divisor}; expected above 0")
-    return language_model(model), Head(module, divisor)
+    return language_model(model), Head(module, divisor, _logit_cap(model.config.get_text_config()))
+
+
+def _logit_cap(config: PreTrainedConfig) -> float | None:
+    """Return the bound of the logits, None if there is none.
+
+    Raises:
+        ConfigError: it is not above zero.
+    """
+    values = config.to_dict()
+    names = [name for name in ("final_logit_softcapping", "logits_soft_cap") if values.get(name)]
+    for name in names:
+        if values[name] < 0:
+            raise ConfigError(f"{config.model_type} has {name}: {values[name]}; expected above 0")
+    return float(values[names[0]]) if names else None
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config
 
+from roll.algorithms.logprobs import soft_cap
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.models.load import load_causal_lm, load_config, load_tokenizer, split_head
@@ -80,10 +82,32 @@ def test_dropout_is_off_in_every_form(tmp_path: Path) -> None:
     assert config.attn_pdrop == config.resid_pdrop == config.embd_pdrop == 0.0
 
 
-def test_bent_logits_are_refused_instead_of_ignored() -> None:
+def gemma(**values: Any) -> Gemma2ForCausalLM:
     config = Gemma2Config(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=8, **values,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="final_logit_softcapping"):
-        split_head(Gemma2ForCausalLM(config))
+    return Gemma2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("cap", [1.0, 0.3, None])
+def test_a_bound_of_logits_is_a_part_of_the_head(cap: float | None) -> None:
+    model = gemma(final_logit_softcapping=cap)
+    model.lm_head.weight.data.mul_(30)
+    backbone, head = split_head(model)
+    tokens = torch.tensor([[5, 6, 7]])
+    logits = backbone(input_ids=tokens).last_hidden_state @ head.weight_VD.T
+    assert head.cap == cap
+    torch.testing.assert_close(soft_cap(logits, head.cap), model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lm_head_multiplier": 0.7}, "lm_head_multiplier: 0.7"),
+        ({"final_logit_softcapping": -1.0}, "-1.0; expected above 0"),
+    ],
+)
+def test_bent_logits_are_refused_instead_of_ignored(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        split_head(gemma(**values))

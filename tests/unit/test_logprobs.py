@@ -54,9 +54,15 @@ def by_hand(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tupl
 
 
 @settings(max_examples=12)
-@given(st.integers(1, 30), st.floats(0.3, 2.0), st.booleans(), st.booleans())
+@given(
+    st.integers(1, 30),
+    st.floats(0.3, 2.0),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 0.8, 3.0]),
+)
 def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
-    chunk: int, one: float, with_bias: bool, by_row: bool
+    chunk: int, one: float, with_bias: bool, by_row: bool, cap: float | None
 ) -> None:
     own_B = one * torch.linspace(0.5, 2.0, B, dtype=torch.float64)
     hidden, weight, bias, tokens = inputs()
@@ -67,12 +73,15 @@ def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
         leaf.requires_grad_()
     bias_V = bias if with_bias else None
     logits = torch.nn.functional.linear(hidden, weight, bias_V)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     want = by_hand(logits, tokens, own_B if by_row else one)
     want_grads = torch.autograd.grad((want[0] * up_logp + want[1] * up_entropy).sum(), leaves)
     everywhere = positions(torch.ones(B, T, dtype=torch.bool))
     got = from_hidden(
         hidden, weight, bias_V, tokens, everywhere,
         temperature=own_B[everywhere // T] if by_row else one, chunk_tokens=chunk, entropy=True,
+        cap=cap,
     )  # fmt: skip
     assert got.entropy_BT is not None
     grads = torch.autograd.grad(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from roll.algorithms.divergences import divergence
 from roll.algorithms.teacher_divergence import Comparison, coarse, comparison, top_logprobs
@@ -89,6 +89,35 @@ def test_divergence_and_gradient_are_those_of_whole_logits(
 ) -> None:
     torch.manual_seed(0)
     teacher, student = tiny_qwen3(hidden=96), tiny_qwen3(tied=False)
+    assert_as_whole_logits(teacher, student, kind, top_k, packed=packed)
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_so_they_are_where_both_models_bound_their_logits(top_k: int | None) -> None:
+    torch.manual_seed(0)
+    teacher, student = gemma(0.4), gemma(0.7)
+    assert_as_whole_logits(teacher, student, JensenShannonConfig(beta=0.3), top_k)
+
+
+def gemma(cap: float) -> PreTrainedModel:
+    config = Gemma2Config(
+        vocab_size=NUM_TOKENS + 4, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, final_logit_softcapping=cap,
+        attn_logit_softcapping=None, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config)
+    model.lm_head.weight.data.mul_(20)
+    return model
+
+
+def assert_as_whole_logits(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    kind: DivergenceConfig,
+    top_k: int | None,
+    *,
+    packed: bool = False,
+) -> None:
     target = DistillTargetConfig(
         divergence=kind, top_k=top_k, student_temperature=1.3, teacher_temperature=0.8
     )

@@ -80,6 +80,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
             temperature=(self._temperature if own_N is None else own_N) * head.divisor,
             chunk_tokens=self._chunk_tokens,
             entropy=request.entropy,
+            cap=head.cap,
         )
         if request.teacher_outputs is None:
             return ModelOutputs(logprobs_N, entropy_N)
@@ -92,6 +93,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
             self._compared,
             divisor=head.divisor,
             chunk_tokens=self._chunk_tokens,
+            cap=head.cap,
         )
         return ModelOutputs(logprobs_N, entropy_N, divergence_N)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from roll.algorithms.logprobs import soft_cap
 from roll.algorithms.teacher_divergence import logprobs_of, top_logprobs
 from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.model import ModelConfig
@@ -75,7 +76,8 @@ class TeacherModel(TokenModel[TeacherTerms]):
         ids_NK = torch.zeros_like(logprobs_NK)
         for i in range(0, len(states_ND), self._chunk_tokens):
             part = slice(i, i + self._chunk_tokens)
-            logits = linear(states_ND[part], head.weight_VD, head.bias_V)
+            logits = linear(states_ND[part], head.weight_VD, head.bias_V).float()
+            logits = soft_cap(logits, head.cap)
             divisor = head.divisor * self._target.teacher_temperature
             logprobs = logprobs_of(logits, divisor, self._num_tokens)
             top_ids, logprobs_NK[part] = top_logprobs(logprobs, k)
@@ -141,4 +143,4 @@ def output_head(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> OutputHe
         return whole(part).detach().to("cpu", copy=True)
 
     bias_V = None if head.bias_V is None else copied(head.bias_V)
-    return OutputHead(copied(head.weight_VD), bias_V, head.divisor)
+    return OutputHead(copied(head.weight_VD), bias_V, head.divisor, head.cap)
