@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -35,14 +36,29 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, `[..., hidden]`, with its last dimension normalised and scaled, in its own
         dtype."""
-        wide = x.float()
+        wide, weight = x.float(), self.factor()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.zero_centered:
-            return (wide * (1.0 + self.weight.float())).to(x.dtype)
-        return self.weight * wide.to(x.dtype)
+            return (wide * (1.0 + weight.float())).to(x.dtype)
+        return weight * wide.to(x.dtype)
+
+    def factor(self) -> Tensor:
+        """Return the weight."""
+        return self.weight
 
 
 class PlainRMSNorm(RMSNorm):
-    """RMS norm within a gated delta net; its weight is always centred on one."""
+    """RMS norm within a gated delta net; its weight is always centred on one.
+
+    All ranks have the weight, and each normalises its own heads. So gradients are summed over the
+    tensor parallel ranks also without sequence parallelism, whose mark does the same.
+    """
 
     plain = True
+
+    def factor(self) -> Tensor:
+        """Return the weight, whose gradients are summed over ranks."""
+        if self.weight.sequence_parallel:  # type: ignore[attr-defined]
+            return self.weight
+        summed: Tensor = copy_to_tensor_model_parallel_region(self.weight)
+        return summed
