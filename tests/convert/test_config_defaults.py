@@ -135,7 +135,7 @@ def test_table_and_fields_agree_on_what_attention_has(kind: str, bias: bool | No
     rows = {row.op.mcore.partition("self_attention.")[2] for row in table_of(config).params}
     every_linear = bool(fields.config.get("add_bias_linear"))
     assert ("linear_qkv.bias" in rows) == (fields.config["add_qkv_bias"] or every_linear)
-    assert ("linear_proj.bias" in rows) == (fields.out_bias or every_linear)
+    assert ("linear_proj.bias" in rows) == (fields.traits.out_bias or every_linear)
     if not fields.latent:
         assert ("q_layernorm.weight" in rows) == fields.config["qk_layernorm"]
 

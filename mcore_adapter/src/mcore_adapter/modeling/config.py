@@ -16,7 +16,7 @@ from mcore_adapter.modeling.rope import Rope, rope_of
 from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
-from mcore_adapter.models.fields import Fields, Vision
+from mcore_adapter.models.fields import Fields, Traits, Vision
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -80,8 +80,7 @@ class ModelConfig:
     """True if the layers are those of Transformer Engine."""
     grouped: bool
     """True if experts are grouped, see `BuildOptions.grouped_experts`."""
-    out_bias: bool
-    """True if the output projection of attention has a bias and the MLP has none."""
+    traits: Traits
     tied: bool
     """True if the output layer shares the weight of the embedding."""
     vocab: int
@@ -122,7 +121,7 @@ def model_config(
         rope=rope,
         te=options.te,
         grouped=options.grouped_experts,
-        out_bias=fields.out_bias,
+        traits=fields.traits,
         tied=config.flag("tie_word_embeddings"),
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],

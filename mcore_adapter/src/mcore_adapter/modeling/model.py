@@ -131,14 +131,7 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     kind, further = _kind(made, last=last)
     model = kind(
         config=made.transformer,
-        transformer_layer_spec=block_spec(
-            made.transformer,
-            layers,
-            te=made.te,
-            grouped=made.grouped,
-            out_bias=made.out_bias,
-            deepstack=0 if made.vision is None else made.vision.deepstack,
-        ),
+        transformer_layer_spec=block_spec(made, layers),
         vocab_size=padded_vocab(made.vocab, sizes.tp),
         max_sequence_length=made.longest,
         pre_process=stage == 0 and chunk == 0,
@@ -164,8 +157,7 @@ def _kind(made: ModelConfig, *, last: bool) -> tuple[type[GPTModel], dict[str, A
         return GPTModelWithTower, {"vision": made.vision, "rope": made.rope}
     rope = {"position_embedding_type": "rope"}
     if made.transformer.mtp_num_layers and last:
-        spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
-        return GPTModelWithMTP, {**rope, "mtp_block_spec": spec}
+        return GPTModelWithMTP, {**rope, "mtp_block_spec": mtp_spec(made)}
     return GPTModel, rope
 
 

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.modeling.attention import CoreAttention
+from mcore_adapter.modeling.config import ModelConfig
 from mcore_adapter.modeling.delta_net import delta_net
 from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import RMSNorm
 from mcore_adapter.modeling.vision.model import DeepstackLayer
+from mcore_adapter.models.fields import Traits
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 """True if Transformer Engine is installed."""
@@ -50,62 +52,55 @@ class ExpertOutput(RowParallelLinear):
         return output.clone(), bias
 
 
-def block_spec(
-    config: TransformerConfig,
-    layers: range,
-    *,
-    te: bool,
-    grouped: bool,
-    out_bias: bool,
-    deepstack: int = 0,
-) -> TransformerBlockSubmodules:
+def block_spec(made: ModelConfig, layers: range) -> TransformerBlockSubmodules:
     """Return the specs of the given layers.
 
     Args:
         layers: numbers of the layers in the whole model.
-        te: whether to use Transformer Engine's modules instead of the local ones.
-        grouped: whether the experts of local layers are computed in grouped products; with `te`,
-            `config.moe_grouped_gemm` says so.
-        out_bias: whether the output projection of attention is the only linear layer with a bias.
-        deepstack: number of first layers to whose output features of a vision tower are added.
 
     Raises:
-        ConfigError: the model needs the local layer spec, but `te` is set.
+        ConfigError: the model needs the local layer spec, but Transformer Engine is asked for.
     """
-    if te and out_bias:
-        raise ConfigError("a bias of the output projection alone needs the local layer spec")
-    make = _te_layer if te else _local_layer
+    config, traits = made.transformer, made.traits
     sparse, linear = _sparse_layers(config), _linear_layers(config)
-    if te and any(linear):
-        raise ConfigError("gated delta nets need the local layer spec")
+    if made.te:
+        _check_te(traits, linear)
     specs = []
     for layer in layers:
-        spec = make(config, sparse[layer], out_bias and not linear[layer])
-        if linear[layer]:
-            spec.submodules.self_attention = delta_net()
-        if grouped and sparse[layer] and not te:
+        if made.te:
+            specs.append(_te_layer(config, sparse[layer]))
+            continue
+        spec = _local_layer(config, sparse[layer], traits, linear=linear[layer])
+        if made.grouped and sparse[layer]:
             spec.submodules.mlp.submodules.experts.module = GroupedExperts
-        if layer < deepstack:
+        if made.vision is not None and layer < made.vision.deepstack:
             spec.module = DeepstackLayer
         specs.append(spec)
     return TransformerBlockSubmodules(
         layer_specs=specs,
-        layer_norm=gpt_layer_specs.TENorm if te else RMSNorm,
+        layer_norm=gpt_layer_specs.TENorm if made.te else RMSNorm,
     )
 
 
-def mtp_spec(
-    config: TransformerConfig, *, grouped: bool, out_bias: bool
-) -> MultiTokenPredictionBlockSubmodules:
+def mtp_spec(made: ModelConfig) -> MultiTokenPredictionBlockSubmodules:
     """Return the specs of the layers for multi-token prediction (MTP).
 
     They have attention, and experts if the model has any.
     """
-    sparse = config.num_moe_experts is not None
-    layer = _local_layer(config, sparse, out_bias)
-    if grouped:
+    config = made.transformer
+    layer = _local_layer(config, config.num_moe_experts is not None, made.traits, linear=False)
+    if made.grouped:
         layer.submodules.mlp.submodules.experts.module = GroupedExperts
     return mtp_block_spec(layer, config.mtp_num_layers)
+
+
+def _check_te(traits: Traits, linear: list[bool]) -> None:
+    """Raise `ConfigError` if a model cannot be built of Transformer Engine's modules."""
+    if any(linear):
+        raise ConfigError("gated delta nets need the local layer spec")
+    needed = [name for name, value in vars(traits).items() if value != getattr(Traits(), name)]
+    if needed:
+        raise ConfigError(f"layers of Transformer Engine have no {', '.join(needed)}; leave te out")
 
 
 def _sparse_layers(config: TransformerConfig) -> list[bool]:
@@ -120,16 +115,13 @@ def _sparse_layers(config: TransformerConfig) -> list[bool]:
 
 def _linear_layers(config: TransformerConfig) -> list[bool]:
     """Return for each layer whether it has a gated delta net instead of attention."""
-    if config.experimental_attention_variant is None:
+    if config.experimental_attention_variant != "gated_delta_net":
         return [False] * config.num_layers
     return [bool(linear) for linear in config.linear_attention_freq]
 
 
-def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
-    """Return the layer spec of Transformer Engine.
-
-    `sparse` is True for a layer with experts. `out_bias` must be False, see `block_spec`.
-    """
+def _te_layer(config: TransformerConfig, sparse: bool) -> ModuleSpec:
+    """Return the layer spec of Transformer Engine; `sparse` is True for a layer with experts."""
     return get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -138,10 +130,14 @@ def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Module
     )
 
 
-def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
+def _local_layer(
+    config: TransformerConfig, sparse: bool, traits: Traits, *, linear: bool
+) -> ModuleSpec:
     """Return Megatron-Core's local layer spec, with norms and core attention of this package.
 
-    `sparse` is True for a layer with experts; for `out_bias` see `block_spec`.
+    Args:
+        sparse: True for a layer with experts.
+        linear: True for a layer with a gated delta net instead of attention.
     """
     assert not LocalSpecProvider().fuse_layernorm_and_linear()
     spec = get_gpt_layer_local_spec(
@@ -152,16 +148,25 @@ def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Mod
         normalization="RMSNorm",
     )
     layer = spec.submodules
-    if config.multi_latent_attention:
-        layer.self_attention.module = LatentAttention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = CoreAttention
-    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
-        if getattr(attention, name, IdentityOp) is not IdentityOp:
-            setattr(attention, name, RMSNorm)
-    if out_bias:
-        attention.linear_proj = BiasedOutput
+    if linear:
+        layer.self_attention = delta_net()
+    elif config.multi_latent_attention:
+        layer.self_attention.module = LatentAttention
+        _set_attention(layer.self_attention.submodules, RMSNorm, traits)
+    else:
+        _set_attention(layer.self_attention.submodules, RMSNorm, traits)
     if sparse and config.add_bias_linear:
         layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     return spec
+
+
+def _set_attention(attention: Any, norm: type[RMSNorm], traits: Traits) -> None:
+    """Set the submodules of attention that are this package's; `norm` is that of queries and
+    keys."""
+    attention.core_attention = CoreAttention
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if getattr(attention, name, IdentityOp) is not IdentityOp:
+            setattr(attention, name, norm)
+    if traits.out_bias:
+        attention.linear_proj = BiasedOutput

@@ -6,7 +6,7 @@ that conversion needs no torch; `modeling.config` makes a Megatron-Core config f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mcore_adapter.errors import ConfigError
@@ -25,6 +25,14 @@ class Attention:
     """True if queries and keys are normalised in each head."""
     gated: bool = False
     """True if every head of queries has a gate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Properties of a model for which Megatron-Core's config has no field."""
+
+    out_bias: bool = False
+    """True if the output projection of attention has a bias and the MLP has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +65,7 @@ class Fields:
     """True for multi-head latent attention."""
     rope_width: int
     """Number of dimensions of a head that can be rotated."""
-    out_bias: bool = False
-    """True if the output projection of attention has a bias and the MLP has none."""
+    traits: Traits = field(default_factory=Traits)
     vision: Vision | None = None
     """Properties of a model that sees; None: it reads text only."""
 
@@ -83,19 +90,15 @@ def with_experts(
         more: further arguments of Megatron-Core's config.
     """
     layers = sparse if sparse is not None else [True] * base.config["num_layers"]
-    return Fields(
-        config={
-            **base.config,
-            "num_moe_experts": experts,
-            "moe_ffn_hidden_size": width,
-            "moe_router_topk": topk,
-            "moe_layer_freq": [int(layer) for layer in layers],
-            **more,
-        },
-        latent=base.latent,
-        rope_width=base.rope_width,
-        out_bias=base.out_bias,
-    )
+    values = {
+        **base.config,
+        "num_moe_experts": experts,
+        "moe_ffn_hidden_size": width,
+        "moe_router_topk": topk,
+        "moe_layer_freq": [int(layer) for layer in layers],
+        **more,
+    }
+    return replace(base, config=values)
 
 
 def windows(config: Config) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.models.common import attention, ends, gated_mlp, norms, shape_of, tied_output
 from mcore_adapter.models.config import Config
-from mcore_adapter.models.fields import Attention, Fields, expect, windows
+from mcore_adapter.models.fields import Attention, Fields, Traits, expect, windows
 
 
 def attention_of(config: Config) -> Attention:
@@ -76,5 +76,5 @@ def dense_fields(config: Config, attention: Attention) -> Fields:
             **windows(config),
         },
         rope_width=int(shape.head_dim),
-        out_bias=attention.out_bias,
+        traits=Traits(out_bias=attention.out_bias),
     )

@@ -5,6 +5,8 @@ Norms are centred on zero in both formats, so their weights are not changed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mcore_adapter.convert.ops import RegroupByKind, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
@@ -78,7 +80,7 @@ def fields(config: Config) -> Fields:
         "linear_num_key_heads": config["linear_num_key_heads"],
         "linear_num_value_heads": config["linear_num_value_heads"],
     }
-    return Fields(config=values, rope_width=base.rope_width, out_bias=base.out_bias)
+    return replace(base, config=values)
 
 
 def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
