@@ -37,6 +37,7 @@ MODELS = {
     "qwen3_moe": (*ATTENTION, *MLP),
     "deepseek_v3": (*LATENT, *MLP),
     "gpt_oss": ATTENTION,
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 STEPS, LR, DECAY = 3, 3e-3, 0.1
 EPS = 1e-4
@@ -216,6 +217,7 @@ def test_two_ranks_train_adapters_as_by_hand(folders: dict[str, Path]) -> None:
             for name in ("qwen3_moe", "deepseek_v3", "gpt_oss")
             for sizes in (ParallelSizes(ep=2), ParallelSizes(tp=2, etp=1), ParallelSizes(pp=2))
         ),
+        Case(folders["phi3"], ParallelSizes(tp=2)),
     ]
     assert_as_by_hand(2, cases)
 

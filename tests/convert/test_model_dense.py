@@ -10,7 +10,16 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.parity import Case, assert_equal
 from tests.convert.tiny_models import rows, save_model, save_reference
 
-NAMES = ("llama", "llama_biased_tied", "mistral", "qwen2_tied", "qwen3", "qwen3_tied", "seed_oss")
+NAMES = (
+    "llama",
+    "llama_biased_tied",
+    "mistral",
+    "phi3",
+    "qwen2_tied",
+    "qwen3",
+    "qwen3_tied",
+    "seed_oss",
+)
 TWO = (
     ParallelSizes(),
     ParallelSizes(tp=2),

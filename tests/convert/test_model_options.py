@@ -104,6 +104,7 @@ def test_experts_that_cannot_be_grouped_are_named(
         ("deepseek_v3", {"topk_group": 1}, "rated by their best 4"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
         ("qwen2_tied", {"layer_types": ["chunked_attention"], "sliding_window": 4}, "chunked"),
+        ("phi3", {"rope_parameters": {"rope_type": "su"}}, "rope_type 'su' of a phi3"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

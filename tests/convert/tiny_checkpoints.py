@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama with all biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral"},
+    "phi3": {"model_type": "phi3", "pad_token_id": None},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2_moe": {

@@ -24,7 +24,7 @@ from typing import Any
 from mcore_adapter.convert.arrays import A, cut, join, zeros
 from mcore_adapter.convert.conversion_plan import HfRef, Task, tasks
 from mcore_adapter.convert.joined_arrays import Joined
-from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
+from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, OrdersRows, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded
 from mcore_adapter.convert.storage.folders import HfFolder
 from mcore_adapter.convert.storage.peft import adapted_modules, factor_name
@@ -220,7 +220,7 @@ def factor_rows(
             matrix, or the modules do not belong to it.
     """
     module, op, shard = name.removesuffix(".weight"), row.op, row.shard
-    if not isinstance(op, FuseQKV | FuseGateUp | Rename):
+    if not isinstance(op, OrdersRows):
         raise ConversionError(f"{name}: LoRA is not converted through {type(op).__name__}")
     modules = [source.removesuffix(".weight") for source in names]
     if not set(target.modules) <= set(modules):

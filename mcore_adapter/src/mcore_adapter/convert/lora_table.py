@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mcore_adapter.convert.lora import WeightFactors, factor_rows
-from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename
+from mcore_adapter.convert.ops import OrdersRows
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
 
@@ -66,7 +66,7 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
         modules = tuple(m for m in _modules(row) if lora.chooses(m, sparse=sparse))
         if not modules:
             continue
-        if not isinstance(row.op, FuseQKV | FuseGateUp | Rename):
+        if not isinstance(row.op, OrdersRows):
             raise ConfigError(
                 f"lora.targets: {modules[0]} cannot have factors, its rows are grouped by head in "
                 "Hugging Face and by kind in Megatron; name the others"

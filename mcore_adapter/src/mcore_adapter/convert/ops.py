@@ -134,6 +134,30 @@ class FuseQKV:
 
 
 @dataclass(frozen=True)
+class RegroupQKV:
+    """Operator between a tensor of all queries, all keys, all values and `[q..q k v]` per group."""
+
+    mcore: str
+    source: str
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        width = shape.head_dim
+        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        parts = cut(hf[0], [count * width for count in heads])
+        return self._fuse().to_mcore(parts, shape)
+
+    def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        return [join(self._fuse().to_hf(mcore, shape))]
+
+    def _fuse(self) -> FuseQKV:
+        return FuseQKV(self.mcore, ("q", "k", "v"))
+
+
+@dataclass(frozen=True)
 class FuseGateUp:
     """Operator that stacks gate and up into one tensor, the rows of gate first."""
 
@@ -207,3 +231,7 @@ class RegroupByKind:
             join([next(parts).reshape(self.groups, -1, *rest) for _ in kinds], 1).reshape(-1, *rest)
             for kinds in self.kinds
         ]
+
+
+OrdersRows = FuseQKV | FuseGateUp | RegroupQKV | Rename
+"""Operators that only order and join rows, as LoRA's factors B need."""

@@ -15,6 +15,7 @@ from mcore_adapter.models.families import (
     gpt_oss,
     llama,
     mixtral,
+    phi3,
     qwen2_moe,
     qwen3_next,
 )
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Family] = {
     "llama": llama,
     "mistral": llama,
     "mixtral": mixtral,
+    "phi3": phi3,
     "qwen2": llama,
     "qwen2_5_vl": qwen_vl,
     "qwen2_moe": qwen2_moe,

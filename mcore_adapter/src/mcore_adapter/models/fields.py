@@ -111,7 +111,7 @@ def windows(config: Config) -> dict[str, Any]:
     # Other types, such as llama, have no windows, whatever their `config.json` says.
     if kind not in _WINDOWED:
         return {}
-    everywhere = kind in ("mistral", "mixtral", "qwen3_moe")
+    everywhere = kind in ("mistral", "mixtral", "phi3", "qwen3_moe")
     kinds = [] if everywhere else _layer_kinds(config)
     # Types without the key `use_sliding_window` always use windows.
     if not size or not config.get("use_sliding_window", True):
@@ -141,7 +141,7 @@ def _layer_kinds(config: Config) -> list[str]:
     return kinds
 
 
-_WINDOWED = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss")
+_WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss")
 """Model types that can have sliding windows."""
 
 

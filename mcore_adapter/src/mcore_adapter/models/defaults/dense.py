@@ -67,5 +67,17 @@ DENSE: dict[str, Defaults] = {
         "attention_out_bias": False,
         "mlp_bias": False,
     },
+    "phi3": {
+        **COMMON,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "partial_rotary_factor": 1.0,
+    },
 }
 """Defaults of each dense `model_type`."""
