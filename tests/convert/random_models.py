@@ -35,6 +35,7 @@ DTYPES = (
     torch.int64,
     torch.bool,
 )
+WITH_HEAD_DIM = ("glm4", "gpt_oss", "ministral3", "qwen3", "qwen3_next", "seed_oss")
 Values = dict[str, Any]
 
 
@@ -55,7 +56,7 @@ def random_values(kind: str, draw: random.Random) -> Values:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if draw.random() < 0.7 or kind in ("qwen3", "gpt_oss", "qwen3_next", "seed_oss"):
+    if draw.random() < 0.7 or kind in WITH_HEAD_DIM:
         found["head_dim"] = draw.choice([2, 4, 6])
     declared = language_class(kind)().to_dict()
     experts = draw.choice([1, 2, 3, 4, 6])

@@ -38,7 +38,10 @@ MODELS = {
     "deepseek_v3": (*LATENT, *MLP),
     "gpt_oss": ATTENTION,
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
+    "ministral3": (*ATTENTION, *MLP),
 }
+OF_2026 = ("phi3", "glm4", "ministral3")
 STEPS, LR, DECAY = 3, 3e-3, 0.1
 EPS = 1e-4
 """Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding."""
@@ -217,7 +220,7 @@ def test_two_ranks_train_adapters_as_by_hand(folders: dict[str, Path]) -> None:
             for name in ("qwen3_moe", "deepseek_v3", "gpt_oss")
             for sizes in (ParallelSizes(ep=2), ParallelSizes(tp=2, etp=1), ParallelSizes(pp=2))
         ),
-        Case(folders["phi3"], ParallelSizes(tp=2)),
+        *(Case(folders[name], ParallelSizes(tp=2)) for name in OF_2026),
     ]
     assert_as_by_hand(2, cases)
 

@@ -20,7 +20,16 @@ from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import VOCAB, rows, save_model
 
 LENGTHS = (7, 1, 12, 3)
-NAMES = ("llama", "mistral", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
+NAMES = (
+    "llama",
+    "mistral",
+    "ministral3",
+    "glm4",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "gpt_oss",
+)
 
 
 def sequences() -> list[Tensor]:

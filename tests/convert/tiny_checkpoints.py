@@ -46,7 +46,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama with all biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral"},
+    "ministral3": {"model_type": "ministral3", "head_dim": 16},
     "phi3": {"model_type": "phi3", "pad_token_id": None},
+    "glm4": {"model_type": "glm4", "head_dim": 8, "pad_token_id": None},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2_moe": {

@@ -28,6 +28,8 @@ from mcore_adapter.errors import LayoutError
 class CoreAttention(MegatronModule):
     """Causal attention of this rank's heads, with a window or with sinks if the layer has them.
 
+    Queries may grow with the position (ministral3).
+
     Batches must be padded on the right: a real token never sees padding, because padding comes
     after it.
     """
@@ -42,6 +44,7 @@ class CoreAttention(MegatronModule):
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        query_growth: tuple[float, int] | None = None,
         **unused: object,  # Megatron also passes values for dropout and context parallelism
     ) -> None:
         """Make the attention of one layer; Megatron-Core passes the arguments.
@@ -51,6 +54,7 @@ class CoreAttention(MegatronModule):
             softmax_scale: factor of the scores; None: 1 / sqrt(width of a key).
             k_channels: width of a key; None: `config.kv_channels`.
             pg_collection: process groups; needed for attention with sinks.
+            query_growth: factor and length, see `Traits.query_growth`.
 
         Raises:
             LayoutError: the config asks for context parallelism.
@@ -63,6 +67,7 @@ class CoreAttention(MegatronModule):
             )
         width = k_channels or config.kv_channels
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(width)
+        self.query_growth = query_growth
         windowed = is_layer_window_attention(
             config.window_size, config.window_attn_skip_freq, layer_number
         )
@@ -118,6 +123,8 @@ class CoreAttention(MegatronModule):
         The arguments are `[B, heads, T, width]` each; `key` and `value` may have fewer heads, and
         values may be narrower.
         """
+        if self.query_growth is not None:
+            query = query * _growth(query.size(2), *self.query_growth).to(query)
         shared = query.size(1) // key.size(1)
         if shared > 1:
             key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
@@ -147,3 +154,9 @@ class CoreAttention(MegatronModule):
         length = query.size(2)
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         return seen if self.window is None else seen.triu(1 - self.window)
+
+
+def _growth(count: int, factor: float, length: int) -> Tensor:
+    """Return `1 + factor * ln(1 + position // length)` for each of `count` positions, `[T, 1]`."""
+    steps = torch.arange(count).div(length, rounding_mode="floor")
+    return 1 + factor * torch.log(1 + steps)[:, None]

@@ -26,6 +26,7 @@ from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import RMSNorm
+from mcore_adapter.modeling.traits import NormedOutputLayer
 from mcore_adapter.modeling.vision.model import DeepstackLayer
 from mcore_adapter.models.fields import Traits
 
@@ -156,6 +157,8 @@ def _local_layer(
         _set_attention(layer.self_attention.submodules, RMSNorm, traits)
     else:
         _set_attention(layer.self_attention.submodules, RMSNorm, traits)
+    if traits.output_norms:
+        spec.module = NormedOutputLayer
     if sparse and config.add_bias_linear:
         layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     return spec
@@ -164,7 +167,9 @@ def _local_layer(
 def _set_attention(attention: Any, norm: type[RMSNorm], traits: Traits) -> None:
     """Set the submodules of attention that are this package's; `norm` is that of queries and
     keys."""
-    attention.core_attention = CoreAttention
+    attention.core_attention = ModuleSpec(
+        module=CoreAttention, params={"query_growth": traits.query_growth}
+    )
     for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
         if getattr(attention, name, IdentityOp) is not IdentityOp:
             setattr(attention, name, norm)

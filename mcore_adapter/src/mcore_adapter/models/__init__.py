@@ -11,6 +11,7 @@ from mcore_adapter.errors import UnknownModelError
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.families import (
     deepseek_v3,
+    glm4,
     glm4_moe,
     gpt_oss,
     llama,
@@ -37,9 +38,11 @@ class Family(Protocol):
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3,
+    "glm4": glm4,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,
     "llama": llama,
+    "ministral3": llama,
     "mistral": llama,
     "mixtral": mixtral,
     "phi3": phi3,

@@ -103,6 +103,17 @@ def norms(shape: Shape, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...
     )
 
 
+def output_norms(shape: Shape, of_attention: str, of_mlp: str) -> tuple[Param, ...]:
+    """Return the rows of the norms behind attention and behind the MLP, by their names in Hugging
+    Face."""
+    names = (("post_attention", of_attention), ("post_mlp", of_mlp))
+    width = (shape.hidden,)
+    return tuple(
+        same(f"{MCORE}{ours}_layernorm.weight", f"{HF}{theirs}.weight", width)
+        for ours, theirs in names
+    )
+
+
 def attention(
     shape: Shape,
     kinds: Attention,

@@ -33,6 +33,11 @@ class Traits:
 
     out_bias: bool = False
     """True if the output projection of attention has a bias and the MLP has none."""
+    output_norms: bool = False
+    """True if the outputs of attention and of the MLP are normalised before they are added."""
+    query_growth: tuple[float, int] | None = None
+    """Factor and length for `1 + factor * ln(1 + position // length)`, by which queries are
+    multiplied; None: they are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,10 @@ class Fields:
     traits: Traits = field(default_factory=Traits)
     vision: Vision | None = None
     """Properties of a model that sees; None: it reads text only."""
+
+    def but(self, **traits: Any) -> Fields:
+        """Return a copy in which some traits have other values."""
+        return replace(self, traits=replace(self.traits, **traits))
 
 
 def with_experts(
@@ -111,7 +120,7 @@ def windows(config: Config) -> dict[str, Any]:
     # Other types, such as llama, have no windows, whatever their `config.json` says.
     if kind not in _WINDOWED:
         return {}
-    everywhere = kind in ("mistral", "mixtral", "phi3", "qwen3_moe")
+    everywhere = kind in ("mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
     kinds = [] if everywhere else _layer_kinds(config)
     # Types without the key `use_sliding_window` always use windows.
     if not size or not config.get("use_sliding_window", True):
@@ -141,7 +150,17 @@ def _layer_kinds(config: Config) -> list[str]:
     return kinds
 
 
-_WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss")
+_WINDOWED = (
+    "gpt_oss",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
 """Model types that can have sliding windows."""
 
 

@@ -1,11 +1,19 @@
-"""llama, mistral, qwen2, qwen3, seed_oss: dense models that differ in biases and norms of heads."""
+"""llama, mistral, ministral3, qwen2, qwen3, seed_oss: dense models that differ in biases, norms of
+heads and the size of queries."""
 
 from __future__ import annotations
 
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.models.common import attention, ends, gated_mlp, norms, shape_of, tied_output
 from mcore_adapter.models.config import Config
-from mcore_adapter.models.fields import Attention, Fields, Traits, expect, windows
+from mcore_adapter.models.fields import (
+    Attention,
+    Fields,
+    Traits,
+    expect,
+    rope_parameters,
+    windows,
+)
 
 
 def attention_of(config: Config) -> Attention:
@@ -14,7 +22,7 @@ def attention_of(config: Config) -> Attention:
     Only some model types use `attention_bias` and similar keys.
     """
     kind = config["model_type"]
-    if kind == "mistral":
+    if kind in ("mistral", "ministral3"):
         return Attention()
     if kind == "qwen2":
         return Attention(qkv_bias=True)
@@ -54,7 +62,12 @@ def fields(config: Config) -> Fields:
     """
     if mlp_bias_of(config):
         expect(config, "mlp_bias", False)
-    return dense_fields(config, attention_of(config))
+    base = dense_fields(config, attention_of(config))
+    if config["model_type"] != "ministral3":
+        return base
+    rope = rope_parameters(config)
+    growth = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+    return base.but(query_growth=growth)
 
 
 def dense_fields(config: Config, attention: Attention) -> Fields:
