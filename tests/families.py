@@ -27,7 +27,10 @@ SIZES: dict[str, Any] = {
 }
 """With dropout, which training must switch off."""
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
-_LAYERS = {"qwen3_next": {"layer_types": ["linear_attention", "full_attention"]}}
+_LAYERS = {
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {**settings, **_LAYERS.get(name, {})} for name, settings in MODELS.items()},
     "gemma2": {

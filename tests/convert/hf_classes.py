@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,25 @@ PATCHES = {
 """Values of every tower: a patch is 24 numbers, and a token is four patches."""
 
 
+SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Types of checkpoints whose class is not in transformers: that of the same model."""
+
+
+def in_transformers(kind: str) -> str:
+    """The type that transformers knows the model by."""
+    return SAME_AS.get(kind, kind)
+
+
+def name_type(folder: Path, kind: str) -> None:
+    """Lets a folder that transformers wrote say its own type, as published ones do."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+
+
 def config_of(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
     """The config with these values; of a model that sees, they are of the language model."""
     if kind not in TOWERS:
-        return AutoConfig.for_model(kind, **values)
+        return AutoConfig.for_model(in_transformers(kind), **values)
     tower = {"initializer_range": values.get("initializer_range", 0.02), **PATCHES, **TOWERS[kind]}
     text = {k: v for k, v in values.items() if k not in ("tie_word_embeddings", "vision_config")}
     width = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
@@ -61,7 +77,7 @@ def config_of(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
 
 def language_class(kind: str) -> Any:
     """The class of configs that has the keys of the language model."""
-    whole = CONFIG_MAPPING[kind]
+    whole = CONFIG_MAPPING[in_transformers(kind)]
     return whole.sub_configs["text_config"] if kind in TOWERS else whole
 
 

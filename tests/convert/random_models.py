@@ -20,7 +20,14 @@ from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.models import FAMILIES, table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
-from tests.convert.hf_classes import TOWERS, config_of, language_class, model_of
+from tests.convert.hf_classes import (
+    TOWERS,
+    config_of,
+    in_transformers,
+    language_class,
+    model_of,
+    name_type,
+)
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -35,12 +42,20 @@ DTYPES = (
     torch.int64,
     torch.bool,
 )
-WITH_HEAD_DIM = ("glm4", "gpt_oss", "ministral3", "qwen3", "qwen3_next", "seed_oss")
+WITH_HEAD_DIM = (
+    "glm4",
+    "gpt_oss",
+    "ministral3",
+    "qwen3",
+    "qwen3_next",
+    "seed_oss",
+)
 Values = dict[str, Any]
 
 
 def random_values(kind: str, draw: random.Random) -> Values:
     """Arguments of a config class: odd sizes, and now and then what is rare in the wild."""
+    declared = language_class(kind)().to_dict()
     groups, each = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 1, 2, 3])
     layers = draw.randint(1, 4)
     found: Values = {
@@ -56,9 +71,9 @@ def random_values(kind: str, draw: random.Random) -> Values:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if draw.random() < 0.7 or kind in WITH_HEAD_DIM:
+    # Of the others, some derive it; with `mlp_layer_types`, it is the width that is rotated.
+    if kind in WITH_HEAD_DIM or ("mlp_layer_types" not in declared and draw.random() < 0.7):
         found["head_dim"] = draw.choice([2, 4, 6])
-    declared = language_class(kind)().to_dict()
     experts = draw.choice([1, 2, 3, 4, 6])
 
     def some(name: str, make: Callable[[], Any]) -> None:
@@ -94,6 +109,7 @@ def random_values(kind: str, draw: random.Random) -> Values:
         found["vision_config"] = {"depth": draw.randint(1, 3), "embed_dim": 8, "patch_size": 3}
         if kind != "qwen2_vl":
             found["vision_config"] = {"depth": draw.randint(1, 3), "hidden_size": 8}
+    some("mlp_layer_types", lambda: [draw.choice(["dense", "sparse"]) for _ in range(layers)])
     if kind == "qwen3_next" and draw.random() < 0.5:
         kinds = ["linear_attention", "full_attention"]
         found["layer_types"] = [draw.choice(kinds) for _ in range(layers)]
@@ -103,7 +119,7 @@ def random_values(kind: str, draw: random.Random) -> Values:
 def without_some(kind: str, config: Values, draw: random.Random) -> Values:
     """Keys left out whose absence changes nothing for transformers."""
     left = dict(config)
-    theirs = CONFIG_MAPPING[kind]
+    theirs = CONFIG_MAPPING[in_transformers(kind)]
     given = {k: v for k, v in config.items() if k != "dtype"}
     whole = theirs(**given).to_dict()
     for name in list(config):
@@ -134,6 +150,7 @@ def random_checkpoint(
     config = json.loads((folder / "config.json").read_text())
     config = _flat(config, draw) if kind in ("qwen2_vl", "qwen2_5_vl") else config
     (folder / "config.json").write_text(json.dumps(without_some(kind, config, draw)))
+    name_type(folder, kind)
     single = folder / "model.safetensors"
     shapes = {name: tuple(tensor.shape) for name, tensor in read(single).items()}
     dtype = draw.choice(DTYPES[:3] if floats else DTYPES)

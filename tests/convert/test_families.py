@@ -71,7 +71,7 @@ def test_a_layout_made_of_another_is_the_one_made_of_hugging_face(
     assert_same(tmp_path / "moved", tmp_path / "second")
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
 def test_layers_that_predict_further_tokens_are_kept(
     family: str, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -135,4 +135,4 @@ def with_mtp(src: Path, dst: Path) -> Path:
     tensors[at + "eh_proj.weight"] = torch.randn(32, 64)
     tensors[at + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[at + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    return rewrite(src, dst, tensors)
+    return rewrite(src, dst, tensors, num_nextn_predict_layers=1)

@@ -40,8 +40,10 @@ MODELS = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
     "ministral3": (*ATTENTION, *MLP),
+    "glm4_moe_lite": LATENT,
 }
 OF_2026 = ("phi3", "glm4", "ministral3")
+OF_2026_SPARSE = ("glm4_moe_lite",)
 STEPS, LR, DECAY = 3, 3e-3, 0.1
 EPS = 1e-4
 """Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding."""
@@ -221,6 +223,7 @@ def test_two_ranks_train_adapters_as_by_hand(folders: dict[str, Path]) -> None:
             for sizes in (ParallelSizes(ep=2), ParallelSizes(tp=2, etp=1), ParallelSizes(pp=2))
         ),
         *(Case(folders[name], ParallelSizes(tp=2)) for name in OF_2026),
+        *(Case(folders[name], ParallelSizes(tp=2, ep=2, etp=1)) for name in OF_2026_SPARSE),
     ]
     assert_as_by_hand(2, cases)
 

@@ -10,7 +10,16 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.parity import Case, assert_equal
 from tests.convert.tiny_models import rows, save_model, save_reference
 
-NAMES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
+NAMES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_next",
+)
 # Gradients of the delta net are sums over all positions of products of decays.
 LOOSE = {"qwen3_next": 1e-5}
 TWO = (

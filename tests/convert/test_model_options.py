@@ -105,6 +105,7 @@ def test_experts_that_cannot_be_grouped_are_named(
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
         ("qwen2_tied", {"layer_types": ["chunked_attention"], "sliding_window": 4}, "chunked"),
         ("phi3", {"rope_parameters": {"rope_type": "su"}}, "rope_type 'su' of a phi3"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["odd"] * 4}, r"mlp_layer_types \['odd'\]"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

@@ -16,7 +16,7 @@ from torch import Tensor
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.parallel_sizes import ParallelSizes
-from tests.convert.hf_classes import config_of, model_of
+from tests.convert.hf_classes import config_of, model_of, name_type
 
 ALONE = Settings(workers=1)
 COMMON = {
@@ -73,6 +73,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **LATENT,
         **EXPERTS,
     },
+    "kimi_k2": {"model_type": "kimi_k2", "q_lora_rank": 12, **LATENT, **EXPERTS},
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        "q_lora_rank": 12,
+        "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+        **LATENT,
+        **EXPERTS,
+    },
     "glm4_moe": {
         "model_type": "glm4_moe",
         "n_routed_experts": 4,
@@ -107,11 +115,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def by_transformers(folder: Path, family: str) -> Path:
     """A checkpoint that `save_pretrained` wrote, where every value differs from its neighbours."""
     values = {**COMMON, **FAMILIES[family]}
-    model = model_of(config_of(values.pop("model_type"), values))
+    kind = values.pop("model_type")
+    model = model_of(config_of(kind, values))
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             tensor.data.normal_()
     model.save_pretrained(folder)
+    name_type(folder, kind)
     return folder
 
 

@@ -62,3 +62,12 @@ class PlainRMSNorm(RMSNorm):
             return self.weight
         summed: Tensor = copy_to_tensor_model_parallel_region(self.weight)
         return summed
+
+
+class LatentNorm(RMSNorm):
+    """RMS norm within latent attention; its epsilon is 1e-6, whatever that of the model is."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object
+    ) -> None:
+        super().__init__(config, hidden_size, 1e-6)

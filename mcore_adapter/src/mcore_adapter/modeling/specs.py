@@ -25,7 +25,7 @@ from mcore_adapter.modeling.delta_net import delta_net
 from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
-from mcore_adapter.modeling.norm import RMSNorm
+from mcore_adapter.modeling.norm import LatentNorm, RMSNorm
 from mcore_adapter.modeling.traits import NormedOutputLayer
 from mcore_adapter.modeling.vision.model import DeepstackLayer
 from mcore_adapter.models.fields import Traits
@@ -154,7 +154,7 @@ def _local_layer(
         layer.self_attention = delta_net()
     elif config.multi_latent_attention:
         layer.self_attention.module = LatentAttention
-        _set_attention(layer.self_attention.submodules, RMSNorm, traits)
+        _set_attention(layer.self_attention.submodules, LatentNorm, traits)
     else:
         _set_attention(layer.self_attention.submodules, RMSNorm, traits)
     if traits.output_norms:

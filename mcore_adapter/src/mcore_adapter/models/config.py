@@ -83,8 +83,11 @@ _NULL_SAYS_NONE = (
     "topk_group",
     "num_nextn_predict_layers",
     "num_mtp_layers",
+    "mlp_layer_types",
 )
 """Keys for which null is a value of its own."""
+_LISTS_OF_KINDS = ("layer_types", "mlp_layer_types")
+"""Keys with a list of texts, one for each layer."""
 _MOST = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 100, "num_mtp_layers": 100}
 """Largest value of some counts."""
 _MOST_EXPERTS = 1_000_000
@@ -97,6 +100,8 @@ _EXPERT_COUNT_KEYS = {
     "qwen3_next": ("num_experts", "num_local_experts"),
     "qwen3_vl_moe": ("num_experts", "num_local_experts"),
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
+    "kimi_k2": ("n_routed_experts", "num_local_experts"),
+    "glm4_moe_lite": ("n_routed_experts", "num_local_experts"),
     "glm4_moe": ("n_routed_experts", "num_local_experts"),
 }
 """Two keys for the number of routed experts: the model type's own, and another one in use."""
@@ -211,7 +216,7 @@ def _check(name: str, value: Any) -> None:
         expected = "an object"
     elif name in ("hidden_act", "model_type") and not isinstance(value, str):
         expected = "a text"
-    elif name == "layer_types" and not _is_list(value, str):
+    elif name in _LISTS_OF_KINDS and not _is_list(value, str):
         expected = "a list of texts"
     elif name == "mlp_only_layers" and not _is_list(value, int):
         expected = "a list of whole numbers"
@@ -220,14 +225,15 @@ def _check(name: str, value: Any) -> None:
 
 
 def _check_layers(config: Config) -> None:
-    """Raise `ConfigError` unless `layer_types` has one entry per layer, if the key is given."""
-    kinds = config.get("layer_types")
-    if kinds is not None and len(kinds) != config["num_hidden_layers"]:
-        named = ", ".join(sorted(set(kinds)))
-        raise ConfigError(
-            f"config.json: layer_types names {len(kinds)} layers ({named}), num_hidden_layers is"
-            f" {config['num_hidden_layers']}"
-        )
+    """Raise `ConfigError` unless each list of kinds that is given has one entry per layer."""
+    for name in _LISTS_OF_KINDS:
+        kinds = config.get(name)
+        if kinds is not None and len(kinds) != config["num_hidden_layers"]:
+            named = ", ".join(sorted(set(kinds)))
+            raise ConfigError(
+                f"config.json: {name} names {len(kinds)} layers ({named}), num_hidden_layers is"
+                f" {config['num_hidden_layers']}"
+            )
 
 
 def _check_experts(config: Config) -> None:

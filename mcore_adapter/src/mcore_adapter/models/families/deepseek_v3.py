@@ -1,7 +1,9 @@
-"""deepseek_v3: latent attention, dense first layers, then shared and routed experts; MTP layers."""
+"""deepseek_v3, kimi_k2, glm4_moe_lite: latent attention, dense first layers, then shared and routed
+experts; MTP layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mcore_adapter.convert.ops import Shape
@@ -37,6 +39,12 @@ from mcore_adapter.models.fields import (
 
 def table(config: Config) -> ModelTable:
     """Return the table of the model's weights; with MTP layers, one set of rows for each."""
+    return latent_table(config, latent_attention)
+
+
+def latent_table(config: Config, attention: Callable[..., tuple[Param, ...]]) -> ModelTable:
+    """Return the table of a model with latent attention; `attention` has the signature of
+    `latent_attention`."""
     # Every head has its own keys and values, whatever `num_key_value_heads` says.
     alone = config.but(num_key_value_heads=None)
     shape = shape_of(alone, num_experts=config.count("n_routed_experts"))
@@ -44,7 +52,7 @@ def table(config: Config) -> ModelTable:
     params = [
         *ends(shape),
         *norms(shape),
-        *latent_attention(config, shape),
+        *attention(config, shape),
         *gated_mlp(shape, config.count("intermediate_size"), layers=dense),
         *experts(config, shape, MCORE, HF, layers=sparse),
     ]
@@ -53,7 +61,7 @@ def table(config: Config) -> ModelTable:
         ours, theirs = mtp_prefix(number), f"model.layers.{shape.num_layers + number:d}."
         within = (
             *norms(shape, ours, theirs),
-            *latent_attention(config, shape, ours, theirs),
+            *attention(config, shape, ours, theirs),
             *experts(config, shape, ours, theirs),
         )
         params += mtp_layer(shape, number, deepseek_mtp(theirs), within)
@@ -67,11 +75,27 @@ def table(config: Config) -> ModelTable:
     )
 
 
-def dense_layers(config: Config) -> tuple[range, range]:
-    """Return the layers without experts, and the layers with experts."""
-    layers = config.count("num_hidden_layers")
-    first = min(config.count("first_k_dense_replace"), layers)
-    return range(first), range(first, layers)
+def dense_layers(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the layers without experts, and the layers with experts.
+
+    They are those that `mlp_layer_types` names, in model types with that key. If it is missing, and
+    in other types, the first layers have no experts.
+
+    Raises:
+        ConfigError: a layer is of another kind than dense or sparse.
+    """
+    layers, kind = range(config.count("num_hidden_layers")), config["model_type"]
+    kinds = config["mlp_layer_types"] if kind == "glm4_moe_lite" else None
+    if kinds is None:
+        first = 1 if kind == "glm4_moe_lite" else config.count("first_k_dense_replace")
+        return tuple(layers[:first]), tuple(layers[first:])
+    unknown = sorted(set(kinds) - {"dense", "sparse"})
+    if unknown:
+        raise ConfigError(
+            f"config.json: mlp_layer_types {unknown} are not supported, only dense and sparse"
+        )
+    dense, sparse = (tuple(i for i in layers if kinds[i] == kind) for kind in ("dense", "sparse"))
+    return dense, sparse
 
 
 def fields(config: Config) -> Fields:
@@ -80,14 +104,18 @@ def fields(config: Config) -> Fields:
     Raises:
         ConfigError: a key has a value that cannot be built.
     """
-    # Megatron-Core rotates neighbouring dimensions in pairs, and has one epsilon for all norms.
+    # Megatron-Core rotates neighbouring dimensions in pairs.
     expect(config, "rope_interleave", True)
+    return with_corrected_experts(latent_fields(config), config)
+
+
+def latent_fields(config: Config) -> Fields:
+    """Return fields with latent attention and without experts.
+
+    Raises:
+        ConfigError: a key has a value that cannot be built.
+    """
     expect(config, "attention_bias", False)
-    if config["rms_norm_eps"] != 1e-6:
-        raise ConfigError(
-            f"config.json: rms_norm_eps is {config['rms_norm_eps']}, expected 1e-6, which the "
-            "norms of latent attention have whatever it is"
-        )
     base = llama.dense_fields(config.but(num_key_value_heads=None), Attention())
     values = {
         **base.config,
@@ -100,8 +128,7 @@ def fields(config: Config) -> Fields:
         "qk_layernorm": True,
         **latent_rope(config),
     }
-    latent = Fields(config=values, latent=True, rope_width=config["qk_rope_head_dim"])
-    return with_corrected_experts(latent, config)
+    return Fields(config=values, latent=True, rope_width=config["qk_rope_head_dim"])
 
 
 def with_corrected_experts(base: Fields, config: Config) -> Fields:
@@ -124,7 +151,7 @@ def with_corrected_experts(base: Fields, config: Config) -> Fields:
                 f"num_experts_per_tok {topk}, topk_group {chosen}), expected 2"
             )
         grouped = {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
-    dense, sparse = dense_layers(config)
+    _, sparse = dense_layers(config)
     if not sparse:
         return base
     return with_experts(
@@ -132,7 +159,7 @@ def with_corrected_experts(base: Fields, config: Config) -> Fields:
         experts=config["n_routed_experts"],
         width=config["moe_intermediate_size"],
         topk=topk,
-        sparse=[False] * len(dense) + [True] * len(sparse),
+        sparse=[layer in set(sparse) for layer in range(config["num_hidden_layers"])],
         moe_shared_expert_intermediate_size=config["moe_intermediate_size"]
         * config["n_shared_experts"],
         moe_router_score_function="sigmoid",
