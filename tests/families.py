@@ -27,8 +27,11 @@ SIZES: dict[str, Any] = {
 }
 """With dropout, which training must switch off."""
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _LAYERS = {
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_next": _LINEAR,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_moe": _LINEAR,
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
 }
 FAMILIES: dict[str, dict[str, Any]] = {

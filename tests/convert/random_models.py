@@ -47,6 +47,8 @@ WITH_HEAD_DIM = (
     "gpt_oss",
     "ministral3",
     "qwen3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
     "qwen3_next",
     "seed_oss",
 )
@@ -110,7 +112,7 @@ def random_values(kind: str, draw: random.Random) -> Values:
         if kind != "qwen2_vl":
             found["vision_config"] = {"depth": draw.randint(1, 3), "hidden_size": 8}
     some("mlp_layer_types", lambda: [draw.choice(["dense", "sparse"]) for _ in range(layers)])
-    if kind == "qwen3_next" and draw.random() < 0.5:
+    if "linear_num_key_heads" in found and draw.random() < 0.5:
         kinds = ["linear_attention", "full_attention"]
         found["layer_types"] = [draw.choice(kinds) for _ in range(layers)]
     return found

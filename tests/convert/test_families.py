@@ -85,8 +85,11 @@ def test_layers_that_predict_further_tokens_are_kept(
     assert_same(src, tmp_path / "back")
 
 
-def test_the_next_token_layer_of_qwen3_next_is_kept(checkpoints: Path, tmp_path: Path) -> None:
-    tensors = contents(checkpoints / "qwen3_next")
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_the_next_token_layer_of_qwen_is_kept(
+    family: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    tensors = contents(checkpoints / family)
     for name, tensor in list(tensors.items()):
         if name.startswith("model.layers.3."):
             copy = name.replace("model.layers.3.", "mtp.layers.0.")
@@ -94,7 +97,7 @@ def test_the_next_token_layer_of_qwen3_next_is_kept(checkpoints: Path, tmp_path:
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{name}.weight"] = torch.randn(32)
     tensors["mtp.fc.weight"] = torch.randn(32, 64)
-    src = rewrite(checkpoints / "qwen3_next", tmp_path / "src", tensors)
+    src = rewrite(checkpoints / family, tmp_path / "src", tensors)
     back = there_and_back(src, tmp_path, ParallelSizes(tp=2, pp=2))
     assert_same(src, back)
 

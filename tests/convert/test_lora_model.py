@@ -25,12 +25,13 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.lora_by_hand import ALPHA, RANK, adapted, save_adapter
 from tests.convert.parity import forward, mean_loss
 from tests.convert.spawned import run_ranks
-from tests.convert.tiny_models import COMMON, rows, save_model, targets
+from tests.convert.tiny_models import COMMON, LOOSE, rows, save_model, targets
 from tests.convert.tiny_models import MODELS as TINY
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 MODELS = {
     "qwen3_tied": (*ATTENTION, *MLP),
     "llama": ("q_proj", "v_proj", "up_proj", "lm_head"),
@@ -40,13 +41,18 @@ MODELS = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
     "ministral3": (*ATTENTION, *MLP),
+    "qwen3_5": (*ATTENTION, *DELTA_NET, *MLP),
+    "qwen3_5_moe": ("q_proj", "in_proj_qkv", "in_proj_a", "out_proj"),
     "glm4_moe_lite": LATENT,
 }
-OF_2026 = ("phi3", "glm4", "ministral3")
-OF_2026_SPARSE = ("glm4_moe_lite",)
+OF_2026 = ("phi3", "glm4", "ministral3", "qwen3_5")
+OF_2026_SPARSE = ("qwen3_5_moe", "glm4_moe_lite")
 STEPS, LR, DECAY = 3, 3e-3, 0.1
-EPS = 1e-4
-"""Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding."""
+EPS = 1e-3
+"""Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding.
+
+A change d of such a gradient moves its entry by `LR / EPS * d`. Gradients of delta nets change by
+1e-5 when all weights change by half of their last bit."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,7 @@ def assert_as_by_hand(ranks: int, cases: list[Case]) -> None:
     for case in cases:
         for found in run_ranks(train, ranks, case):
             assert found.logits <= 1e-5, (case, found)
-            assert found.gradient <= 1e-6, (case, found)
+            assert found.gradient <= LOOSE.get(case.folder.name, 1e-6), (case, found)
             assert found.after <= 1e-5, (case, found)
             assert found.norm == pytest.approx(1, rel=1e-5), (case, found)
             assert not found.base_changed, (case, found)

@@ -41,6 +41,13 @@ LATENT = {
     "v_head_dim": 6,
     "num_key_value_heads": 4,
 }
+LINEAR = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "head_dim": 16},
     "llama with all biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
@@ -102,11 +109,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_next",
         "num_experts": 4,
         "shared_expert_intermediate_size": 24,
-        "head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 6,
+        **LINEAR,
+        **EXPERTS,
+    },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", **LINEAR},
+    "qwen3_5_moe_text": {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        **LINEAR,
         **EXPERTS,
     },
 }

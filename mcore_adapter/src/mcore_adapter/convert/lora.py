@@ -24,7 +24,7 @@ from typing import Any
 from mcore_adapter.convert.arrays import A, cut, join, zeros
 from mcore_adapter.convert.conversion_plan import HfRef, Task, tasks
 from mcore_adapter.convert.joined_arrays import Joined
-from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, OrdersRows, Shape
+from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, JoinRows, OrdersRows, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded
 from mcore_adapter.convert.storage.folders import HfFolder
 from mcore_adapter.convert.storage.peft import adapted_modules, factor_name
@@ -149,6 +149,8 @@ def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) ->
         return (queries if index == 0 else shape.num_kv_heads) * shape.head_dim
     if isinstance(fuse, FuseGateUp):
         return next(iter(known.values()))
+    if isinstance(fuse, JoinRows):
+        return fuse.lengths[index]
     raise ConversionError(f"{fuse.mcore}: give all of {', '.join(fuse.hf)} factors, or none")
 
 

@@ -233,5 +233,21 @@ class RegroupByKind:
         ]
 
 
-OrdersRows = FuseQKV | FuseGateUp | RegroupQKV | Rename
+@dataclass(frozen=True)
+class JoinRows:
+    """Operator that stacks several tensors into one, in the order of `hf` (qwen3_5)."""
+
+    mcore: str
+    hf: tuple[str, ...]
+    lengths: tuple[int, ...]
+    """Number of rows of each tensor of `hf`."""
+
+    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        return join(hf)
+
+    def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        return cut(mcore, self.lengths)
+
+
+OrdersRows = FuseQKV | FuseGateUp | JoinRows | RegroupQKV | Rename
 """Operators that only order and join rows, as LoRA's factors B need."""

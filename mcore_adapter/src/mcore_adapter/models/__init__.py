@@ -18,6 +18,7 @@ from mcore_adapter.models.families import (
     mixtral,
     phi3,
     qwen2_moe,
+    qwen3_5,
     qwen3_next,
 )
 from mcore_adapter.models.fields import Fields
@@ -54,6 +55,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_vl": qwen_vl,
     "qwen3": llama,
     "qwen3_moe": qwen2_moe,
+    "qwen3_5_moe_text": qwen3_5,
+    "qwen3_5_text": qwen3_5,
     "qwen3_next": qwen3_next,
     "qwen3_vl": qwen_vl,
     "qwen3_vl_moe": qwen_vl,

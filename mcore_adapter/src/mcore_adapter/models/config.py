@@ -99,6 +99,7 @@ _EXPERT_COUNT_KEYS = {
     "qwen3_moe": ("num_experts", "num_local_experts"),
     "qwen3_next": ("num_experts", "num_local_experts"),
     "qwen3_vl_moe": ("num_experts", "num_local_experts"),
+    "qwen3_5_moe_text": ("num_experts", "num_local_experts"),
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
     "kimi_k2": ("n_routed_experts", "num_local_experts"),
     "glm4_moe_lite": ("n_routed_experts", "num_local_experts"),

@@ -19,3 +19,13 @@ COMMON: Defaults = {
 queries. `head_dim` null: the hidden size divided by the number of heads."""
 WINDOWS: Defaults = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 """Defaults of sliding windows in the families of Qwen."""
+DELTA_NET: Defaults = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+}
+"""Defaults of gated delta nets, and which layers have one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mcore_adapter.models.defaults.common import COMMON, WINDOWS, Defaults
+from mcore_adapter.models.defaults.common import COMMON, DELTA_NET, WINDOWS, Defaults
 
 DENSE: dict[str, Defaults] = {
     "llama": {
@@ -117,6 +117,20 @@ DENSE: dict[str, Defaults] = {
         "rms_norm_eps": 1.5625e-07,
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
+    },
+    "qwen3_5_text": {
+        **COMMON,
+        **DELTA_NET,
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": False,
     },
 }
 """Defaults of each dense `model_type`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mcore_adapter.models.defaults.common import COMMON, WINDOWS, Defaults
+from mcore_adapter.models.defaults.common import COMMON, DELTA_NET, WINDOWS, Defaults
 
 _EXPERTS_IN_SOME: Defaults = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 _DEEPSEEK_V3: Defaults = {
@@ -142,6 +142,7 @@ SPARSE: dict[str, Defaults] = {
     "qwen3_next": {
         **COMMON,
         **_EXPERTS_IN_SOME,
+        **DELTA_NET,
         "vocab_size": 151936,
         "hidden_size": 2048,
         "intermediate_size": 5632,
@@ -152,18 +153,11 @@ SPARSE: dict[str, Defaults] = {
         "max_position_embeddings": 32768,
         "partial_rotary_factor": 0.25,
         "attention_bias": False,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "num_experts_per_tok": 10,
         "num_experts": 512,
         "norm_topk_prob": True,
-        "layer_types": None,
-        "full_attention_interval": 4,
     },
     "kimi_k2": _DEEPSEEK_V3,
     "glm4_moe_lite": {
@@ -193,6 +187,23 @@ SPARSE: dict[str, Defaults] = {
         "mlp_layer_types": None,
         "attention_bias": False,
         "num_nextn_predict_layers": 0,
+    },
+    "qwen3_5_moe_text": {
+        **COMMON,
+        **DELTA_NET,
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": False,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
     },
 }
 """Defaults of each `model_type` with experts."""

@@ -70,8 +70,17 @@ def fields(config: Config) -> Fields:
     return base.but(query_growth=growth)
 
 
-def dense_fields(config: Config, attention: Attention) -> Fields:
-    """Return the fields that almost all families have."""
+def dense_fields(
+    config: Config,
+    attention: Attention,
+    *,
+    width: int | None = None,
+) -> Fields:
+    """Return the fields that almost all families have.
+
+    Args:
+        width: number of hidden dimensions of the MLP; None: `intermediate_size`.
+    """
     shape = shape_of(config)
     return Fields(
         config={
@@ -80,7 +89,7 @@ def dense_fields(config: Config, attention: Attention) -> Fields:
             "num_attention_heads": int(shape.num_heads),
             "num_query_groups": int(shape.num_kv_heads),
             "kv_channels": int(shape.head_dim),
-            "ffn_hidden_size": config["intermediate_size"],
+            "ffn_hidden_size": config["intermediate_size"] if width is None else width,
             "layernorm_epsilon": config["rms_norm_eps"],
             "init_method_std": config["initializer_range"],
             "activation_func": config["hidden_act"],

@@ -5,7 +5,9 @@ Norms are centred on zero in both formats, so their weights are not changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from mcore_adapter.convert.ops import RegroupByKind, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
@@ -23,7 +25,7 @@ from mcore_adapter.models.common import (
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.config import Config
+from mcore_adapter.models.config import Config, Size
 from mcore_adapter.models.families import llama
 from mcore_adapter.models.families.qwen2_moe import experts, mlps, with_sparse_layers
 from mcore_adapter.models.fields import Attention, Fields
@@ -47,14 +49,13 @@ def table(config: Config) -> ModelTable:
             *ends(shape),
             *norms(shape),
             *attention(shape, attention_of(config), layers=full),
+            projection(config, shape, linear),
             *delta_net(config, shape, linear),
             *mlps(config, shape),
-            *next_token_layer(config, shape),
+            *next_token_layer(config, shape, partial(experts, config, shape)),
         ),
         repeats=tied_output(shape),
-        divisible={
-            name: config.count(name) for name in ("linear_num_key_heads", "linear_num_value_heads")
-        },
+        divisible=linear_heads(config),
         config=config,
     )
 
@@ -64,11 +65,17 @@ def fields(config: Config) -> Fields:
 
     A quarter of each head is rotated. Experts are routed and shared. Norms are centred on zero.
     """
-    linear, attention = set(linear_layers(config)), attention_of(config)
-    base = with_sparse_layers(llama.dense_fields(config, attention), config)
+    return with_delta_nets(
+        with_sparse_layers(llama.dense_fields(config, attention_of(config)), config), config
+    )
+
+
+def with_delta_nets(base: Fields, config: Config) -> Fields:
+    """Add gated delta nets, gates of attention, and norms that are centred on zero."""
+    linear = set(linear_layers(config))
     values = {
         **base.config,
-        "attention_output_gate": attention.gated,
+        "attention_output_gate": True,
         "layernorm_zero_centered_gamma": True,
         "experimental_attention_variant": "gated_delta_net",
         "linear_attention_freq": [
@@ -83,10 +90,16 @@ def fields(config: Config) -> Fields:
     return replace(base, config=values)
 
 
-def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
-    """Return the rows of the MTP layer, which has gated attention and experts.
+def next_token_layer(
+    config: Config, shape: Shape, mlp: Callable[[str, str], tuple[Param, ...]]
+) -> tuple[Param, ...]:
+    """Return the rows of the MTP layer, which has gated attention.
 
     Published checkpoints have one such layer.
+
+    Args:
+        mlp: function that returns the rows of the layer's MLP, given the prefixes of its names in
+            Megatron and in Hugging Face.
     """
     ours, theirs = mtp_prefix(0), "mtp.layers.0."
     names = (
@@ -98,7 +111,7 @@ def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
     within = (
         *norms(shape, ours, theirs),
         *attention(shape, attention_of(config), ours, theirs),
-        *experts(config, shape, ours + "mlp.", theirs + "mlp."),
+        *mlp(ours + "mlp.", theirs + "mlp."),
     )
     return mtp_layer(shape, 0, names, within)
 
@@ -125,43 +138,62 @@ def linear_layers(config: Config) -> tuple[int, ...]:
     return tuple(layer for layer in layers if kinds[layer] == "linear_attention")
 
 
-def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Param, ...]:
-    """Return the rows of a gated delta net.
+def linear_heads(config: Config) -> dict[str, Size]:
+    """Return the numbers of key and of value heads of a delta net, by key of `config.json`."""
+    return {name: config.count(name) for name in ("linear_num_key_heads", "linear_num_value_heads")}
 
-    Hugging Face groups the rows of the projections by key head; Megatron groups them by kind, in
-    the order q, k, v, z, b, a. Every tensor parallel rank holds its heads of each kind.
+
+def rows_of_projection(config: Config) -> tuple[int, ...]:
+    """Return the number of rows of each kind in a delta net's projection: q, k, v, z, b and a.
 
     Raises:
         ConfigError: the number of value heads is not a multiple of the number of key heads.
     """
-    ours, theirs, hidden = MCORE + "self_attention.", HF + "linear_attn.", shape.hidden
-    groups, heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+    groups, heads = linear_heads(config).values()
     if heads % groups:
         raise ConfigError(
             f"config.json: linear_num_value_heads {heads} is no multiple of linear_num_key_heads "
             f"{groups}"
         )
-    width = config.count("linear_value_head_dim")
-    keys, values = groups * config.count("linear_key_head_dim"), heads * width
-    of_all = keys, keys, values, values, heads, heads
+    keys = groups * config.count("linear_key_head_dim")
+    values = heads * config.count("linear_value_head_dim")
+    return keys, keys, values, values, heads, heads
+
+
+def projection(config: Config, shape: Shape, layers: tuple[int, ...]) -> Param:
+    """Return the row of a delta net's projection.
+
+    Hugging Face groups its rows by key head; Megatron groups them by kind, in the order q, k, v, z,
+    b, a. Every tensor parallel rank holds its heads of each kind.
+    """
+    theirs, groups = HF + "linear_attn.", config.count("linear_num_key_heads")
+    of_all = rows_of_projection(config)
+    keys, _, values, _, heads, _ = of_all
     each = tuple(rows // groups for rows in of_all)
-    projection = RegroupByKind(
-        ours + "in_proj.weight",
+    op = RegroupByKind(
+        MCORE + "self_attention.in_proj.weight",
         (theirs + "in_proj_qkvz.weight", theirs + "in_proj_ba.weight"),
         groups,
         (each[:4], each[4:]),
     )
-    shapes = ((2 * keys + 2 * values, hidden), (2 * heads, hidden))
+    shapes = ((2 * keys + 2 * values, shape.hidden), (2 * heads, shape.hidden))
+    return Param(op=op, shapes=shapes, shard=Sharded(blocks=of_all), layers=layers)
+
+
+def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Param, ...]:
+    """Return the rows of a gated delta net, but for its projection."""
+    ours, theirs = MCORE + "self_attention.", HF + "linear_attn."
+    keys, _, values, _, heads, _ = blocks = rows_of_projection(config)
     conv = (2 * keys + values, 1, config.count("linear_conv_kernel_dim"))
+    width = config.count("linear_value_head_dim")
 
     def row(mine: str, name: str, shape: tuple[int, ...], shard: ShardRule) -> Param:
         return same(ours + mine, theirs + name, shape, shard, layers=layers)
 
     return (
-        Param(op=projection, shapes=shapes, shard=Sharded(blocks=of_all), layers=layers),
-        row("conv1d.weight", "conv1d.weight", conv, Sharded(blocks=of_all[:3])),
+        row("conv1d.weight", "conv1d.weight", conv, Sharded(blocks=blocks[:3])),
         row("A_log", "A_log", (heads,), Sharded()),
         row("dt_bias", "dt_bias", (heads,), Sharded()),
         row("out_norm.weight", "norm.weight", (width,), Replicated()),
-        row("out_proj.weight", "out_proj.weight", (hidden, values), Sharded(dim=1)),
+        row("out_proj.weight", "out_proj.weight", (shape.hidden, values), Sharded(dim=1)),
     )
