@@ -45,6 +45,7 @@ DTYPES = (
 WITH_HEAD_DIM = (
     "glm4",
     "gpt_oss",
+    "minimax_m2",
     "ministral3",
     "qwen3",
     "qwen3_5_moe_text",

@@ -33,6 +33,11 @@ DERIVED = {
 """Keys whose defaults the classes of transformers change once others are known."""
 ROPE = {"rope_theta", "rope_parameters", "partial_rotary_factor"}
 TOLD_ELSEWHERE = {"partial_rotary_factor", "type"}
+FURTHER = {
+    "full_attention_interval",
+    "rotary_dim",
+}
+"""Keys that the classes take without declaring them."""
 LATENT = {"deepseek_v3", "kimi_k2", "glm4_moe_lite"}
 
 
@@ -63,7 +68,7 @@ def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
     made = theirs()
     declared = {field.name: field.default for field in fields_of_class(theirs)}
     for name, value in DEFAULTS[kind].items():
-        if name in ROPE or name == "full_attention_interval":
+        if name in ROPE | FURTHER:
             continue
         if name == "num_nextn_predict_layers" and not hasattr(made, name):
             assert value == 0  # the class does not know these layers
@@ -161,7 +166,8 @@ def test_table_and_fields_agree_on_what_attention_has(kind: str, bias: bool | No
     assert ("linear_qkv.bias" in rows) == (fields.config["add_qkv_bias"] or every_linear)
     assert ("linear_proj.bias" in rows) == (fields.traits.out_bias or every_linear)
     if not fields.latent:
-        assert ("q_layernorm.weight" in rows) == fields.config["qk_layernorm"]
+        normed = fields.config["qk_layernorm"] or fields.traits.wide_qk_norm
+        assert ("q_layernorm.weight" in rows) == normed
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.convert.tiny_models import LOOSE, rows, save_model, save_reference
 
 NAMES = (
     "mixtral",
+    "minimax_m2",
     "qwen2_moe",
     "qwen3_moe",
     "glm4_moe",

@@ -27,6 +27,7 @@ NAMES = (
     "glm4",
     "qwen3",
     "qwen3_moe",
+    "minimax_m2",
     "deepseek_v3",
     "gpt_oss",
 )

@@ -88,6 +88,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **LATENT,
         **EXPERTS,
     },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+    },
     "glm4_moe": {
         "model_type": "glm4_moe",
         "n_routed_experts": 4,

@@ -172,6 +172,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
     },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 12,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "ministral3": {
         "model_type": "ministral3",
         "head_dim": 12,
@@ -232,6 +243,7 @@ def save_reference(folder: Path, tokens_BT: Tensor) -> None:
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets(tokens_BT).flatten())
     loss.backward()
     buffers = {name: torch.zeros_like(buffer) for name, buffer in model.named_buffers()}
+    buffers |= {n.replace(".mlp.", ".block_sparse_moe."): b.clone() for n, b in buffers.items()}
     save_file({"logits": logits.detach(), "loss": loss.detach()}, folder / "outputs.st")
     save_file(buffers, folder / "buffers.st")
     # Saved as if they were weights: names in a checkpoint are not those of the modules.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import torch
-from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -71,3 +75,39 @@ class LatentNorm(RMSNorm):
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object
     ) -> None:
         super().__init__(config, hidden_size, 1e-6)
+
+
+class WideNorm(nn.Module):
+    """RMS norm over all heads of queries together, which lie on several ranks (minimax_m2)."""
+
+    of_keys = False
+    """True for the heads of keys."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+    ) -> None:
+        """Make the norm of this rank's heads, which are `hidden_size` wide."""
+        super().__init__()
+        heads = config.num_query_groups if self.of_keys else config.num_attention_heads
+        self.width, self.eps = heads * hidden_size, eps
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        own = self.width // config.tensor_model_parallel_size
+        self.weight = nn.Parameter(torch.ones(own, dtype=config.params_dtype, device=device))
+        # Without this mark the gradient norm would count the heads of one rank only.
+        set_tensor_model_parallel_attributes(self.weight, True, dim=0, stride=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, `[T, B, heads, width of a head]`, normalised over all heads and scaled, in
+        its own dtype."""
+        wide = x.float()
+        own = wide.square().sum((-2, -1), keepdim=True)
+        # Every rank's outputs depend on every rank's heads: the gradients are summed, too.
+        total = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(own))
+        wide = wide * torch.rsqrt(total / self.width + self.eps)
+        return self.weight.view(x.shape[-2:]) * wide.to(x.dtype)
+
+
+class WideKeyNorm(WideNorm):
+    """RMS norm over all heads of keys together."""
+
+    of_keys = True

@@ -25,7 +25,7 @@ from mcore_adapter.modeling.delta_net import delta_net
 from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
-from mcore_adapter.modeling.norm import LatentNorm, RMSNorm
+from mcore_adapter.modeling.norm import LatentNorm, RMSNorm, WideKeyNorm, WideNorm
 from mcore_adapter.modeling.traits import NormedOutputLayer
 from mcore_adapter.modeling.vision.model import DeepstackLayer
 from mcore_adapter.models.fields import Traits
@@ -173,5 +173,7 @@ def _set_attention(attention: Any, norm: type[RMSNorm], traits: Traits) -> None:
     for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
         if getattr(attention, name, IdentityOp) is not IdentityOp:
             setattr(attention, name, norm)
+    if traits.wide_qk_norm:
+        attention.q_layernorm, attention.k_layernorm = WideNorm, WideKeyNorm
     if traits.out_bias:
         attention.linear_proj = BiasedOutput

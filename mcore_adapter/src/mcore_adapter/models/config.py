@@ -45,6 +45,7 @@ _COUNTS = {
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 1,
     "full_attention_interval": 1,
+    "rotary_dim": 2,
 }
 """Least value of each key that holds a count."""
 _FLAGS = (
@@ -84,6 +85,7 @@ _NULL_SAYS_NONE = (
     "num_nextn_predict_layers",
     "num_mtp_layers",
     "mlp_layer_types",
+    "rotary_dim",
 )
 """Keys for which null is a value of its own."""
 _LISTS_OF_KINDS = ("layer_types", "mlp_layer_types")
@@ -100,6 +102,7 @@ _EXPERT_COUNT_KEYS = {
     "qwen3_next": ("num_experts", "num_local_experts"),
     "qwen3_vl_moe": ("num_experts", "num_local_experts"),
     "qwen3_5_moe_text": ("num_experts", "num_local_experts"),
+    "minimax_m2": ("num_local_experts", "num_experts"),
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
     "kimi_k2": ("n_routed_experts", "num_local_experts"),
     "glm4_moe_lite": ("n_routed_experts", "num_local_experts"),

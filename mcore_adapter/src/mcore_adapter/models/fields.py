@@ -35,6 +35,8 @@ class Traits:
     """True if the output projection of attention has a bias and the MLP has none."""
     output_norms: bool = False
     """True if the outputs of attention and of the MLP are normalised before they are added."""
+    wide_qk_norm: bool = False
+    """True if queries and keys are normalised over all heads together."""
     query_growth: tuple[float, int] | None = None
     """Factor and length for `1 + factor * ln(1 + position // length)`, by which queries are
     multiplied; None: they are not."""
