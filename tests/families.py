@@ -33,6 +33,7 @@ _LAYERS = {
     "qwen3_5": _LINEAR,
     "qwen3_5_moe": _LINEAR,
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+    "gemma4": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {**settings, **_LAYERS.get(name, {})} for name, settings in MODELS.items()},
@@ -42,7 +43,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 8,
         "final_logit_softcapping": 0.7,
     },
-    "gemma3_text": {"model_type": "gemma3_text", "head_dim": 8},
     "granite": {"model_type": "granite"},
     "olmo2": {"model_type": "olmo2"},
     "smollm3": {"model_type": "smollm3"},

@@ -46,11 +46,18 @@ PATCHES = {
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
 """Types of checkpoints whose class is not in transformers: that of the same model."""
+NEEDED: dict[str, dict[str, Any]] = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
+"""Without these keys, the model that transformers builds is not supported."""
 
 
 def in_transformers(kind: str) -> str:
     """The type that transformers knows the model by."""
     return SAME_AS.get(kind, kind)
+
+
+def default(kind: str) -> dict[str, Any]:
+    """The smallest `config.json` of a supported model."""
+    return {"model_type": kind, **NEEDED.get(kind, {})}
 
 
 def name_type(folder: Path, kind: str) -> None:

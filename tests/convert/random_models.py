@@ -43,6 +43,8 @@ DTYPES = (
     torch.bool,
 )
 WITH_HEAD_DIM = (
+    "gemma3_text",
+    "gemma4_text",
     "glm4",
     "gpt_oss",
     "minimax_m2",
@@ -106,12 +108,23 @@ def random_values(kind: str, draw: random.Random) -> Values:
     for name in ("linear_key_head_dim", "linear_value_head_dim"):
         some(name, lambda: draw.choice([2, 3]))
     some("linear_conv_kernel_dim", lambda: draw.choice([1, 4]))
+    if kind == "gemma4_text":
+        found |= {
+            "attention_bias": False,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": draw.choice([2, 4, 8]),
+            "attention_k_eq_v": draw.random() < 0.5,
+            "num_global_key_value_heads": draw.choice([None, 1, groups]),
+        }
     if kind in ("qwen2_moe", "qwen3_moe", "qwen3_next") and draw.random() < 0.1:
         found["num_experts"] = 0
     if kind in TOWERS:
         found["vision_config"] = {"depth": draw.randint(1, 3), "embed_dim": 8, "patch_size": 3}
         if kind != "qwen2_vl":
             found["vision_config"] = {"depth": draw.randint(1, 3), "hidden_size": 8}
+    if kind in ("gemma3_text", "gemma4_text") and draw.random() < 0.5:
+        kinds = ["sliding_attention", "full_attention"]
+        found["layer_types"] = [draw.choice(kinds) for _ in range(layers - 1)] + kinds[1:]
     some("mlp_layer_types", lambda: [draw.choice(["dense", "sparse"]) for _ in range(layers)])
     if "linear_num_key_heads" in found and draw.random() < 0.5:
         kinds = ["linear_attention", "full_attention"]

@@ -19,8 +19,8 @@ from mcore_adapter.models.common import shape_of
 from mcore_adapter.models.config import Config, Size, completed
 from mcore_adapter.models.defaults import DEFAULTS
 from mcore_adapter.models.defaults.vision import SECTIONS, TOWER
-from mcore_adapter.models.fields import rope_parameters
-from tests.convert.hf_classes import in_transformers, language_class
+from mcore_adapter.models.fields import layer_kinds, rope_parameters
+from tests.convert.hf_classes import default, in_transformers, language_class
 
 DERIVED = {
     "num_key_value_heads",
@@ -31,11 +31,15 @@ DERIVED = {
     "sliding_window",
 }
 """Keys whose defaults the classes of transformers change once others are known."""
-ROPE = {"rope_theta", "rope_parameters", "partial_rotary_factor"}
+ROPE = {"rope_theta", "rope_local_base_freq", "rope_parameters", "partial_rotary_factor"}
 TOLD_ELSEWHERE = {"partial_rotary_factor", "type"}
 FURTHER = {
     "full_attention_interval",
+    "sliding_window_pattern",
     "rotary_dim",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "per_layer_config",
 }
 """Keys that the classes take without declaring them."""
 LATENT = {"deepseek_v3", "kimi_k2", "glm4_moe_lite"}
@@ -79,16 +83,21 @@ def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
             assert CONFIG_MAPPING[in_transformers(kind)]().tie_word_embeddings == value
         else:
             assert getattr(made, name) == value, name
-    config = completed({"model_type": kind})
-    given, wanted = (
-        {k: v for k, v in each.items() if v is not None and k not in TOLD_ELSEWHERE}
-        for each in (rope_parameters(config), made.rope_parameters)
-    )
-    assert given == wanted
+    config = completed(default(kind))
+    by_kind = made.rope_parameters
+    if "full_attention" not in by_kind:
+        by_kind = {"full_attention": by_kind}
+    for layers, expected in by_kind.items():
+        rope = rope_parameters(config, layers)
+        given, wanted = (
+            {k: v for k, v in each.items() if v is not None and k not in TOLD_ELSEWHERE}
+            for each in (rope, expected)
+        )
+        assert given == wanted
     partial = config.get("partial_rotary_factor")
     assert made.rope_parameters.get("partial_rotary_factor") == partial
     heads = made.hidden_size // made.num_attention_heads
-    if kind not in LATENT:
+    if kind not in LATENT | {"gemma4_text"}:
         shape = shape_of(config)
         assert shape.head_dim == (getattr(made, "head_dim", None) or heads)
         assert shape.num_kv_heads == made.num_key_value_heads
@@ -120,6 +129,13 @@ def test_the_default_sections_of_positions_are_those_of_transformers(kind: str) 
     assert model.model.language_model.rotary_emb.mrope_section == SECTIONS[kind]
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
+@pytest.mark.parametrize("count", [26, 12, 1])
+def test_the_windows_of_gemma_are_those_of_transformers(kind: str, count: int) -> None:
+    kinds = CONFIG_MAPPING[kind](num_hidden_layers=count).layer_types
+    assert kinds == layer_kinds(completed({"model_type": kind, "num_hidden_layers": count}))
+
+
 def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     tables, fields = [], []
     for kind in ("kimi_k2", "deepseek_v3"):
@@ -133,7 +149,7 @@ def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tables_and_fields_read_only_keys_that_have_a_default(kind: str) -> None:
     """So that no key can be missing for one and not for the other."""
-    config = Recording(completed({"model_type": kind}))
+    config = Recording(completed(default(kind)))
     FAMILIES[kind].table(config)
     FAMILIES[kind].fields(config)
     optional = {"sliding_window", "use_sliding_window", "rope_scaling", "rope_parameters"}
@@ -153,9 +169,13 @@ def test_a_family_has_no_defaults_of_its_own() -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("bias", [None, False, True])
 def test_table_and_fields_agree_on_what_attention_has(kind: str, bias: bool | None) -> None:
-    config: dict[str, Any] = {"model_type": kind}
+    config = default(kind)
     if bias is not None:
         config |= {"attention_bias": bias, "qkv_bias": bias}
+    if (kind, bias) == ("gemma4_text", True):
+        with pytest.raises(ConfigError, match="attention_bias is True, which cannot be built"):
+            table_of(config)
+        return
     if (bias and kind in LATENT) or (kind, bias) == ("gpt_oss", False):
         with pytest.raises(ConfigError, match=r"attention_bias is .* which cannot be built"):
             fields_of(config)

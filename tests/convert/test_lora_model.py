@@ -40,13 +40,15 @@ MODELS = {
     "gpt_oss": ATTENTION,
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
+    "gemma3": (*ATTENTION, *MLP),
+    "gemma4": (*ATTENTION, *MLP),
     "ministral3": (*ATTENTION, *MLP),
     "qwen3_5": (*ATTENTION, *DELTA_NET, *MLP),
     "qwen3_5_moe": ("q_proj", "in_proj_qkv", "in_proj_a", "out_proj"),
     "minimax_m2": ATTENTION,
     "glm4_moe_lite": LATENT,
 }
-OF_2026 = ("phi3", "glm4", "ministral3", "qwen3_5")
+OF_2026 = ("phi3", "glm4", "gemma3", "gemma4", "ministral3", "qwen3_5")
 OF_2026_SPARSE = ("qwen3_5_moe", "minimax_m2", "glm4_moe_lite")
 STEPS, LR, DECAY = 3, 3e-3, 0.1
 EPS = 1e-3

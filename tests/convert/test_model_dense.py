@@ -17,6 +17,8 @@ NAMES = (
     "ministral3",
     "phi3",
     "glm4",
+    "gemma3",
+    "gemma4",
     "qwen2_tied",
     "qwen3",
     "qwen3_tied",

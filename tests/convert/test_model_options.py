@@ -105,6 +105,10 @@ def test_experts_that_cannot_be_grouped_are_named(
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
         ("qwen2_tied", {"layer_types": ["chunked_attention"], "sliding_window": 4}, "chunked"),
         ("phi3", {"rope_parameters": {"rope_type": "su"}}, "rope_type 'su' of a phi3"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma4", {"num_kv_shared_layers": 1}, "num_kv_shared_layers is 1"),
+        ("gemma4", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8"),
+        ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, r"changes layers \[0\]"),
         ("glm4_moe_lite", {"mlp_layer_types": ["odd"] * 4}, r"mlp_layer_types \['odd'\]"),
     ],
 )

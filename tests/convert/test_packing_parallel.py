@@ -24,6 +24,8 @@ NAMES = (
     "llama",
     "mistral",
     "ministral3",
+    "gemma3",
+    "gemma4",
     "glm4",
     "qwen3",
     "qwen3_moe",

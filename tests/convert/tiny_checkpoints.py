@@ -56,6 +56,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"model_type": "ministral3", "head_dim": 16},
     "phi3": {"model_type": "phi3", "pad_token_id": None},
     "glm4": {"model_type": "glm4", "head_dim": 8, "pad_token_id": None},
+    "gemma3_text": {"model_type": "gemma3_text", "head_dim": 16, "attention_bias": True},
+    "gemma4_text": {
+        "model_type": "gemma4_text",
+        "head_dim": 8,
+        "global_head_dim": 12,
+        "num_global_key_value_heads": 2,
+        "num_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text with all projections": {
+        "model_type": "gemma4_text",
+        "head_dim": 8,
+        "global_head_dim": 12,
+        "hidden_size_per_layer_input": 0,
+    },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2_moe": {

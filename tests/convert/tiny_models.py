@@ -198,15 +198,43 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
     "glm4": {"model_type": "glm4", "head_dim": 16},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "query_pre_attn_scalar": 9,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 0.7,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+        },
+    },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        # Attention has no scale: with wide heads it would be so sharp that rounding is large.
+        "head_dim": 4,
+        "global_head_dim": 8,
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "final_logit_softcapping": 0.7,
+        "tie_word_embeddings": True,
+    },
     "phi3": {"model_type": "phi3"},
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 12},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
 }
-LOOSE = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), 3e-5)
+LOOSE = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma4"), 3e-5)
 """Largest differences of gradients for some models, by name; 1e-6 for the others.
 
-Gradients of delta nets are sums over all positions of products of decays."""
+Gradients of delta nets are sums over all positions of products of decays, and attention without a
+scale (gemma4) is sharp."""
 
 
 def save_model(folder: Path, name: str, *, dtype: torch.dtype = torch.float32) -> Path:
@@ -222,6 +250,8 @@ def save_model(folder: Path, name: str, *, dtype: torch.dtype = torch.float32) -
         for label, buffer in model.named_buffers():
             if "correction_bias" in label:
                 buffer.normal_(std=0.2)
+            if "layer_scalar" in label:
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder / name)
     return folder / name
 

@@ -145,6 +145,7 @@ def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) ->
         ConversionError: the number cannot be known, so all parts or none must have factors.
     """
     if isinstance(fuse, FuseQKV):
+        shape = fuse.own or shape
         queries = shape.num_heads * (2 if fuse.gated else 1)
         return (queries if index == 0 else shape.num_kv_heads) * shape.head_dim
     if isinstance(fuse, FuseGateUp):

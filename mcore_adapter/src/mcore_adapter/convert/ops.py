@@ -106,31 +106,35 @@ class FuseQKV:
     The rows of the Megatron tensor are `[q..q k v]` for each key-value group: all queries of the
     group, then its key, then its value. If `gated`, Hugging Face's q_proj has for each head a query
     followed by a gate, and the rows of the Megatron tensor are `[q..q g..g k v]` for each group.
+    Layers whose values are their keys have no v, here and there.
     """
 
     mcore: str
     hf: tuple[str, ...]
     gated: bool = False
+    own: Shape | None = None
+    """Sizes of the heads, if they are not those of the model's other layers."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
-        rest = hf[0].shape[1:]
-        groups, width = shape.num_kv_heads, shape.head_dim
-        queries, key, value = (part.reshape(groups, -1, *rest) for part in hf)
+        sizes, rest = self.own or shape, hf[0].shape[1:]
+        groups, width = sizes.num_kv_heads, sizes.head_dim
+        queries, *others = (part.reshape(groups, -1, *rest) for part in hf)
         if self.gated:
             # [groups, heads of a group, (query, gate), width]
             pairs = queries.reshape(groups, -1, 2, width, *rest)
             queries = pairs.swapaxes(1, 2).reshape(groups, -1, *rest)
-        return join([queries, key, value], 1).reshape(-1, *rest)
+        return join([queries, *others], 1).reshape(-1, *rest)
 
     def to_hf(self, mcore: A, shape: Shape) -> list[A]:
-        rest = mcore.shape[1:]
-        groups, width = shape.num_kv_heads, shape.head_dim
-        queries = shape.num_heads // groups * width * (2 if self.gated else 1)
-        grouped = mcore.reshape(groups, queries + 2 * width, *rest)
-        query, key, value = cut(grouped, [queries, width, width], 1)
+        sizes, rest = self.own or shape, mcore.shape[1:]
+        groups, width = sizes.num_kv_heads, sizes.head_dim
+        queries = sizes.num_heads // groups * width * (2 if self.gated else 1)
+        lengths = [queries] + [width] * (len(self.hf) - 1)
+        grouped = mcore.reshape(groups, sum(lengths), *rest)
+        query, *others = cut(grouped, lengths, 1)
         if self.gated:
             query = query.reshape(groups, 2, -1, width, *rest).swapaxes(1, 2)
-        return [part.reshape(-1, *rest) for part in (query, key, value)]
+        return [part.reshape(-1, *rest) for part in (query, *others)]
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ class ModelConfig:
     grouped: bool
     """True if experts are grouped, see `BuildOptions.grouped_experts`."""
     traits: Traits
+    local_rope: Rope | None
+    """Rotary frequencies of the layers in `traits.local_rope`; None: there are none."""
     tied: bool
     """True if the output layer shares the weight of the embedding."""
     vocab: int
@@ -109,6 +111,7 @@ def model_config(
             f"config.json: hidden_act {activation!r} is not supported, only {list(ACTIVATIONS)}"
         )
     rope = None if fields.latent else rope_of(config, fields.rope_width)
+    local = _local_rope(config, fields)
     own = _own_values(config, fields, sizes, options)
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
         **{**_common_values(sizes, options, own), **own}
@@ -122,11 +125,29 @@ def model_config(
         te=options.te,
         grouped=options.grouped_experts,
         traits=fields.traits,
+        local_rope=local,
         tied=config.flag("tie_word_embeddings"),
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
         vision=fields.vision,
     )
+
+
+def _local_rope(config: Config, fields: Fields) -> Rope | None:
+    """Return the frequencies of the layers with frequencies of their own, if there are any.
+
+    Raises:
+        ConfigError: these layers scale cosines and sines, as only all layers together can.
+    """
+    if not fields.traits.local_rope:
+        return None
+    rope = rope_of(config, fields.config["kv_channels"], "sliding_attention")
+    if rope.scale != 1.0:
+        raise ConfigError(
+            "config.json: rope_parameters of sliding_attention scale attention (yarn), which "
+            "cannot be built; leave it out"
+        )
+    return rope
 
 
 def _own_values(

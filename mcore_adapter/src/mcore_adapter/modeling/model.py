@@ -22,6 +22,7 @@ with quiet_imports():
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
     from mcore_adapter.modeling.mtp import GPTModelWithMTP
     from mcore_adapter.modeling.specs import HAVE_TE, block_spec, mtp_spec
+    from mcore_adapter.modeling.traits import cap_logits, scale_embedding
     from mcore_adapter.modeling.vision.model import GPTModelWithTower, check_deepstack
 
 
@@ -141,6 +142,10 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         **further,
     )
     _set_rope(model, made)
+    if model.pre_process and made.traits.embedding_scale != 1.0:
+        scale_embedding(model, made.traits.embedding_scale)
+    if model.post_process and made.traits.logit_cap is not None:
+        cap_logits(model, made.traits.logit_cap)
     _mark_experts(model)
     if torch.cuda.is_available():
         model.cuda()

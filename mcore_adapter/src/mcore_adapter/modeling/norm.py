@@ -12,6 +12,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 
+def normalised(x: Tensor, eps: float) -> Tensor:
+    """Return `x` in fp32, divided by the root of the mean square of its last dimension."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
 class RMSNorm(nn.Module):
     """RMS norm as Hugging Face computes it: in fp32, and rounded to the input's dtype.
 
@@ -40,8 +46,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, `[..., hidden]`, with its last dimension normalised and scaled, in its own
         dtype."""
-        wide, weight = x.float(), self.factor()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        wide, weight = normalised(x, self.eps), self.factor()
         if self.zero_centered:
             return (wide * (1.0 + weight.float())).to(x.dtype)
         return weight * wide.to(x.dtype)

@@ -25,35 +25,46 @@ class Rope:
     """Factor by which cosines and sines are multiplied (yarn)."""
 
 
-def rope_of(config: Config, width: int) -> Rope:
+def rope_of(config: Config, width: int, kind: str = "full_attention") -> Rope:
     """Compute the rotary frequencies of a model, changed for long contexts as `rope_type` says.
 
     Args:
         config: the model's `config.json`.
         width: number of dimensions of a head that can be rotated; multiplied by
             `partial_rotary_factor` if the config has one.
+        kind: kind of the layers, for models whose kinds of layers have frequencies of their own.
 
     Raises:
         ConfigError: `rope_type` is not one of default, linear, llama3, yarn, or a value that it
             needs is missing.
     """
-    values = rope_parameters(config)
-    kind, base = values["rope_type"], float(values["rope_theta"])
+    values = rope_parameters(config, kind)
+    method, base = values["rope_type"], float(values["rope_theta"])
     factor = values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if method == "proportional":
+        return Rope(_proportional(width, base, factor) / values.get("factor", 1.0))
     width = int(width * factor)
     plain = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-    if kind == "default":
+    if method == "default":
         return Rope(plain)
-    if kind == "linear":
+    if method == "linear":
         return Rope(plain / values["factor"])
-    if kind == "llama3":
+    if method == "llama3":
         return Rope(_llama3(plain, values))
-    if kind == "yarn":
+    if method == "yarn":
         return _yarn(plain, width, base, values, config["max_position_embeddings"])
     raise ConfigError(
-        f"config.json: rope_type {kind!r} is not supported, expected default, linear, llama3 or "
+        f"config.json: rope_type {method!r} is not supported, expected default, linear, llama3 or "
         "yarn; the others change with the length of a sequence"
     )
+
+
+def _proportional(width: int, base: float, share: float) -> Tensor:
+    """Return the frequencies of a head of which only a share is rotated, zeros for the rest
+    (gemma4). They are those of a head that is rotated as a whole."""
+    turned = int(share * width // 2)
+    plain = 1.0 / base ** (torch.arange(0, 2 * turned, 2, dtype=torch.float32) / width)
+    return torch.cat((plain, torch.zeros(width // 2 - turned)))
 
 
 def _llama3(plain: Tensor, values: Mapping[str, Any]) -> Tensor:

@@ -26,7 +26,12 @@ from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import LatentNorm, RMSNorm, WideKeyNorm, WideNorm
-from mcore_adapter.modeling.traits import NormedOutputLayer
+from mcore_adapter.modeling.traits import (
+    LocallyRotated,
+    NormedOutputLayer,
+    NormedValues,
+    ScaledOutputLayer,
+)
 from mcore_adapter.modeling.vision.model import DeepstackLayer
 from mcore_adapter.models.fields import Traits
 
@@ -72,6 +77,7 @@ def block_spec(made: ModelConfig, layers: range) -> TransformerBlockSubmodules:
             specs.append(_te_layer(config, sparse[layer]))
             continue
         spec = _local_layer(config, sparse[layer], traits, linear=linear[layer])
+        _set_rotation(spec.submodules.self_attention, made, local=layer in traits.local_rope)
         if made.grouped and sparse[layer]:
             spec.submodules.mlp.submodules.experts.module = GroupedExperts
         if made.vision is not None and layer < made.vision.deepstack:
@@ -81,6 +87,25 @@ def block_spec(made: ModelConfig, layers: range) -> TransformerBlockSubmodules:
         layer_specs=specs,
         layer_norm=gpt_layer_specs.TENorm if made.te else RMSNorm,
     )
+
+
+def _set_rotation(attention: ModuleSpec, made: ModelConfig, *, local: bool) -> None:
+    """Set the module of attention in a model whose kinds of layers are rotated differently.
+
+    `local` is True for a layer with the frequencies of layers with windows.
+    """
+    rope = made.local_rope if local else made.rope
+    if made.local_rope is None or rope is None:
+        return
+    heads = made.traits.global_heads
+    if heads is not None:
+        attention.module = NormedValues
+        attention.params["heads"] = None if local else heads
+    elif local:
+        attention.module = LocallyRotated
+    else:
+        return
+    attention.params["frequencies"] = rope.inverse_frequencies
 
 
 def mtp_spec(made: ModelConfig) -> MultiTokenPredictionBlockSubmodules:
@@ -158,7 +183,8 @@ def _local_layer(
     else:
         _set_attention(layer.self_attention.submodules, RMSNorm, traits)
     if traits.output_norms:
-        spec.module = NormedOutputLayer
+        scaled = traits.global_heads is not None
+        spec.module = ScaledOutputLayer if scaled else NormedOutputLayer
     if sparse and config.add_bias_linear:
         layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     return spec

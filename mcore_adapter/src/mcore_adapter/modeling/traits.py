@@ -1,15 +1,21 @@
-"""Modules for traits of models that Megatron-Core does not have."""
+"""Modules and hooks for traits of models that Megatron-Core does not have."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
-from mcore_adapter.modeling.norm import RMSNorm
+from mcore_adapter.modeling.norm import RMSNorm, normalised
+from mcore_adapter.models.fields import GlobalHeads
 
 WithBias = tuple[Tensor, Tensor | None]
 """Output of a linear layer, and the bias that is still to be added to it."""
@@ -28,6 +34,21 @@ class NormedOutputLayer(TransformerLayer):
         self.mlp_bda = partial(_adding, self.post_mlp_layernorm)
 
 
+class ScaledOutputLayer(NormedOutputLayer):
+    """Layer whose output is multiplied by a factor, which is not trained (gemma4)."""
+
+    layer_scalar: Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("layer_scalar", torch.ones(1, dtype=self.config.params_dtype))
+
+    def forward(self, *args: Any, **given: Any) -> tuple[Tensor, Any]:
+        """Return the hidden states behind the layer, and the context as it is."""
+        hidden, context = super().forward(*args, **given)
+        return hidden * self.layer_scalar, context
+
+
 def _adding(
     norm: nn.Module, training: bool, fused: bool
 ) -> Callable[[WithBias, Tensor, float], Tensor]:
@@ -41,3 +62,100 @@ def _adding(
         return residual + normed
 
     return add
+
+
+class LocallyRotated(SelfAttention):
+    """Attention of a layer that rotates by frequencies of its own."""
+
+    frequencies: Tensor
+
+    def __init__(self, *args: Any, frequencies: Tensor, **kwargs: Any) -> None:
+        """Make the attention of one layer.
+
+        Args:
+            frequencies: angles per position, in radians, float32 `[rotated width / 2]`.
+        """
+        super().__init__(*args, **kwargs)
+        assert not self.config.rotary_interleaved
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, *args: Any, rotary_pos_emb: Tensor, **given: Any) -> WithBias:
+        """Return the output of attention and its bias.
+
+        Args:
+            rotary_pos_emb: angles of the other layers, `[T, 1, 1, rotated width]`, of which only
+                the number of positions is used.
+        """
+        positions = torch.arange(len(rotary_pos_emb), device=self.frequencies.device)
+        angles = torch.outer(positions.float(), self.frequencies)
+        own = torch.cat((angles, angles), dim=-1)[:, None, None]
+        found: WithBias = super().forward(*args, rotary_pos_emb=own, **given)
+        return found
+
+
+class NormedValues(LocallyRotated):
+    """Attention that normalises values, too, with heads of a width of their own (gemma4)."""
+
+    def __init__(
+        self,
+        *,
+        config: TransformerConfig,
+        submodules: SelfAttentionSubmodules,
+        heads: GlobalHeads | None,
+        **kwargs: Any,
+    ) -> None:
+        """Make the attention of one layer.
+
+        Args:
+            heads: sizes of the heads; None: those of the model's config.
+        """
+        if heads is not None:
+            config = copy.copy(config)
+            config.kv_channels, config.num_query_groups = heads.width, heads.groups
+        super().__init__(config=config, submodules=submodules, **kwargs)
+        if heads is not None and heads.keys_as_values:
+            self.linear_qkv = submodules.linear_qkv(
+                config.hidden_size,
+                self.query_projection_size + self.kv_projection_size,
+                config=config,
+                init_method=config.init_method,
+                gather_output=False,
+                bias=False,
+                skip_bias_add=False,
+                is_expert=False,
+                tp_comm_buffer_name="qkv",
+                tp_group=self.pg_collection.tp,
+            )
+
+    def get_query_key_value_tensors(
+        self, hidden_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, `[T, B, heads, width]` each."""
+        mixed, _ = self.linear_qkv(hidden_states)
+        width, groups = self.hidden_size_per_attention_head, self.num_query_groups_per_partition
+        queries = self.num_attention_heads_per_partition // groups * width
+        grouped = mixed.unflatten(-1, (groups, -1))
+        query, key = grouped[..., :queries], grouped[..., queries : queries + width]
+        # Without a projection of their own, values are the keys before their norm.
+        value = normalised(grouped[..., -width:], self.config.layernorm_epsilon).to(key.dtype)
+        query = query.flatten(-2).unflatten(-1, (-1, width))
+        return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+def scale_embedding(model: GPTModel, scale: float) -> None:
+    """Let a model multiply the embeddings of tokens by a factor, rounded to their data type."""
+
+    def scaled(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output * torch.tensor(scale).to(output)
+
+    model.embedding.register_forward_hook(scaled)
+
+
+def cap_logits(model: GPTModel, cap: float) -> None:
+    """Let a model bound its logits: `cap * tanh(logit / cap)`."""
+
+    def capped(_: nn.Module, __: Any, output: WithBias) -> WithBias:
+        logits, bias = output
+        return cap * torch.tanh(logits / cap), bias
+
+    model.output_layer.register_forward_hook(capped)

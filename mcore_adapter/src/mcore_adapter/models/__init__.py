@@ -11,6 +11,8 @@ from mcore_adapter.errors import UnknownModelError
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.families import (
     deepseek_v3,
+    gemma3,
+    gemma4,
     glm4,
     glm4_moe,
     gpt_oss,
@@ -40,6 +42,8 @@ class Family(Protocol):
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3,
+    "gemma3_text": gemma3,
+    "gemma4_text": gemma4,
     "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": deepseek_v3,

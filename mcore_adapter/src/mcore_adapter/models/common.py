@@ -91,15 +91,18 @@ def tied_output(shape: Shape) -> dict[str, str]:
     return {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
 
 
-def norms(shape: Shape, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
-    """Return the rows of the two norms of a layer.
+def norms(
+    shape: Shape, ours: str = MCORE, theirs: str = HF, *, mlp: str = "post_attention_layernorm"
+) -> tuple[Param, ...]:
+    """Return the rows of the norms of a layer before attention and before the MLP.
 
-    Their names begin with `ours` in Megatron and with `theirs` in Hugging Face.
+    Their names begin with `ours` in Megatron and with `theirs` in Hugging Face. `mlp` is the name
+    of the second one in Hugging Face.
     """
     width = (shape.hidden,)
     return (
         same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight", width),
-        same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight", width),
+        same(ours + "pre_mlp_layernorm.weight", f"{theirs}{mlp}.weight", width),
     )
 
 
@@ -121,19 +124,22 @@ def attention(
     theirs: str = HF,
     *,
     layers: Layers = None,
+    own: bool = False,
 ) -> tuple[Param, ...]:
     """Return the rows of grouped-query attention of the variant `kinds`.
 
     Their names begin with `ours` in Megatron and with `theirs` in Hugging Face: the prefixes of a
-    layer.
+    layer. With `own`, heads have the sizes of `shape`, and not those of the model's other layers.
     """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     lengths = (2 * queries if kinds.gated else queries, keys, keys)
 
     def fused(kind: str, *rest: int) -> Param:
-        op = FuseQKV(f"{ours}linear_qkv.{kind}", qkv(theirs, kind), gated=kinds.gated)
-        shapes = tuple((length, *rest) for length in lengths)
+        names = qkv(theirs, kind)[: 2 if kinds.keys_as_values else 3]
+        name, sizes = f"{ours}linear_qkv.{kind}", shape if own else None
+        op = FuseQKV(name, names, gated=kinds.gated, own=sizes)
+        shapes = tuple((length, *rest) for length in lengths[: len(names)])
         return Param(op=op, shapes=shapes, shard=Sharded(), layers=layers)
 
     def out(kind: str, shape: tuple[int, ...], shard: ShardRule) -> Param:

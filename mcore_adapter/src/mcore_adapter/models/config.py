@@ -45,7 +45,12 @@ _COUNTS = {
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 1,
     "full_attention_interval": 1,
+    "sliding_window_pattern": 1,
     "rotary_dim": 2,
+    "global_head_dim": 1,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
 }
 """Least value of each key that holds a count."""
 _FLAGS = (
@@ -58,6 +63,8 @@ _FLAGS = (
     "use_sliding_window",
     "norm_topk_prob",
     "rope_interleave",
+    "attention_k_eq_v",
+    "enable_moe_block",
 )
 """Keys with true or false; null is allowed and means false."""
 _NUMBERS = (
@@ -68,6 +75,9 @@ _NUMBERS = (
     "swiglu_limit",
     "rope_theta",
     "partial_rotary_factor",
+    "rope_local_base_freq",
+    "query_pre_attn_scalar",
+    "final_logit_softcapping",
 )
 """Keys with any number."""
 _NULL_SAYS_DEFAULT = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
@@ -84,8 +94,13 @@ _NULL_SAYS_NONE = (
     "topk_group",
     "num_nextn_predict_layers",
     "num_mtp_layers",
+    "moe_intermediate_size",
+    "num_experts",
     "mlp_layer_types",
     "rotary_dim",
+    "num_global_key_value_heads",
+    "per_layer_config",
+    "final_logit_softcapping",
 )
 """Keys for which null is a value of its own."""
 _LISTS_OF_KINDS = ("layer_types", "mlp_layer_types")
@@ -216,7 +231,9 @@ def _check(name: str, value: Any) -> None:
         expected = "true or false"
     elif name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
         expected = "a number"
-    elif name in ("rope_parameters", "rope_scaling") and not isinstance(value, dict):
+    elif name in ("rope_parameters", "rope_scaling", "per_layer_config") and not isinstance(
+        value, dict
+    ):
         expected = "an object"
     elif name in ("hidden_act", "model_type") and not isinstance(value, str):
         expected = "a text"

@@ -25,6 +25,20 @@ class Attention:
     """True if queries and keys are normalised in each head."""
     gated: bool = False
     """True if every head of queries has a gate."""
+    keys_as_values: bool = False
+    """True if there is no projection to values, which are the keys before their norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalHeads:
+    """Heads of the layers without a window, where they differ from the others' (gemma4)."""
+
+    layers: tuple[int, ...]
+    width: int
+    groups: int
+    """Number of heads of keys."""
+    keys_as_values: bool
+    """True if values are the keys before their norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,15 @@ class Traits:
     query_growth: tuple[float, int] | None = None
     """Factor and length for `1 + factor * ln(1 + position // length)`, by which queries are
     multiplied; None: they are not."""
+    embedding_scale: float = 1.0
+    """Factor by which embeddings of tokens are multiplied, rounded to their data type."""
+    logit_cap: float | None = None
+    """Bound of the logits, which become `cap * tanh(logit / cap)`; None: no bound."""
+    local_rope: tuple[int, ...] = ()
+    """Numbers of the layers with the frequencies of `sliding_attention`."""
+    global_heads: GlobalHeads | None = None
+    """Heads of the other layers, in models that also normalise values and scale the output of each
+    layer; None: all layers are alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +146,7 @@ def windows(config: Config) -> dict[str, Any]:
     if kind not in _WINDOWED:
         return {}
     everywhere = kind in ("mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
-    kinds = [] if everywhere else _layer_kinds(config)
+    kinds = [] if everywhere else layer_kinds(config)
     # Types without the key `use_sliding_window` always use windows.
     if not size or not config.get("use_sliding_window", True):
         return {}
@@ -134,7 +157,7 @@ def windows(config: Config) -> dict[str, Any]:
     return found
 
 
-def _layer_kinds(config: Config) -> list[str]:
+def layer_kinds(config: Config) -> list[str]:
     """Return `layer_types`, or what transformers takes where the key is missing.
 
     Raises:
@@ -153,6 +176,8 @@ def _layer_kinds(config: Config) -> list[str]:
 
 
 _WINDOWED = (
+    "gemma3_text",
+    "gemma4_text",
     "gpt_oss",
     "ministral3",
     "mistral",
@@ -171,6 +196,10 @@ def _windowed(config: Config, layer: int) -> bool:
     kind = config["model_type"]
     if kind == "gpt_oss":
         return layer % 2 == 0
+    if kind == "gemma4_text" and layer == config["num_hidden_layers"] - 1:
+        return False
+    if kind in ("gemma3_text", "gemma4_text"):
+        return (layer + 1) % config["sliding_window_pattern"] != 0
     if kind == "qwen2_moe":
         return layer % 2 == 0 and layer < (config["max_window_layers"] or 0)
     return layer >= (config["max_window_layers"] or 0)
@@ -186,17 +215,26 @@ class RopeParameters(dict[str, Any]):
         )
 
 
-def rope_parameters(config: Config) -> RopeParameters:
+def rope_parameters(config: Config, kind: str = "full_attention") -> RopeParameters:
     """Return the values from which rotary frequencies are computed.
 
     They are those of `rope_scaling`, or else of `rope_parameters`. Older configs have `rope_theta`
-    and `rope_scaling` instead of `rope_parameters`.
+    and `rope_scaling` instead of `rope_parameters`; `rope_local_base_freq` and no scaling for
+    layers of the kind `sliding_attention`.
+
+    Args:
+        kind: kind of the layers, for models whose kinds of layers have frequencies of their own
+            (gemma3).
     """
-    found = RopeParameters(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if given.keys() & {"full_attention", "sliding_attention"}:
+        given = given.get(kind) or {}
+    local = kind == "sliding_attention"
+    found = RopeParameters(given if local else scaling or given)
     if "type" in found:
         found.setdefault("rope_type", found.pop("type"))
     found.setdefault("rope_type", "default")
-    found.setdefault("rope_theta", config["rope_theta"])
+    found.setdefault("rope_theta", config["rope_local_base_freq" if local else "rope_theta"])
     return found
 
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from mcore_adapter.models.defaults.common import COMMON, DELTA_NET, WINDOWS, Defaults
 
+_GEMMA: Defaults = {
+    **{name: value for name, value in COMMON.items() if name != "hidden_act"},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
 DENSE: dict[str, Defaults] = {
     "llama": {
         **COMMON,
@@ -117,6 +123,60 @@ DENSE: dict[str, Defaults] = {
         "rms_norm_eps": 1.5625e-07,
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+    },
+    "gemma4_text": {
+        **_GEMMA,
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": None,
+        "hidden_size_per_layer_input": 256,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+        "per_layer_config": None,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+        },
     },
     "qwen3_5_text": {
         **COMMON,

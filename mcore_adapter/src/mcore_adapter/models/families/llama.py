@@ -75,11 +75,13 @@ def dense_fields(
     attention: Attention,
     *,
     width: int | None = None,
+    activation: str | None = None,
 ) -> Fields:
     """Return the fields that almost all families have.
 
     Args:
         width: number of hidden dimensions of the MLP; None: `intermediate_size`.
+        activation: name of the activation function; None: `hidden_act`.
     """
     shape = shape_of(config)
     return Fields(
@@ -92,7 +94,7 @@ def dense_fields(
             "ffn_hidden_size": config["intermediate_size"] if width is None else width,
             "layernorm_epsilon": config["rms_norm_eps"],
             "init_method_std": config["initializer_range"],
-            "activation_func": config["hidden_act"],
+            "activation_func": config["hidden_act"] if activation is None else activation,
             "add_qkv_bias": attention.qkv_bias,
             "qk_layernorm": attention.qk_norm,
             **windows(config),
