@@ -98,7 +98,12 @@ def random_values(kind: str, draw: random.Random) -> Values:
     some("first_k_dense_replace", lambda: draw.choice([0, 1, 3, layers]))
     some("decoder_sparse_step", lambda: draw.choice([1, 1, 2]))
     some("mlp_only_layers", lambda: draw.choice([[], [0], [layers - 1]]))
-    some("q_lora_rank", lambda: draw.choice([None, 3, 4]))
+    # Indexers of sparse attention take narrow queries.
+    narrow = [3, 4] if "index_topk" in declared else [None, 3, 4]
+    some("q_lora_rank", lambda: draw.choice(narrow))
+    some("index_head_dim", lambda: draw.choice([4, 6]))
+    some("index_n_heads", lambda: draw.choice([1, 3]))
+    some("indexer_types", lambda: [draw.choice(["full", "shared"]) for _ in range(layers)])
     some("kv_lora_rank", lambda: draw.choice([2, 4, 5]))
     for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
         some(name, lambda: draw.choice([2, 4]))

@@ -27,6 +27,7 @@ DERIVED = {
     "head_dim",
     "layer_types",
     "mlp_layer_types",
+    "indexer_types",
     "mlp_only_layers",
     "sliding_window",
 }
@@ -37,12 +38,15 @@ FURTHER = {
     "full_attention_interval",
     "sliding_window_pattern",
     "rotary_dim",
+    "index_topk_pattern",
+    "index_topk_freq",
+    "index_skip_topk_offset",
     "global_head_dim",
     "num_global_key_value_heads",
     "per_layer_config",
 }
 """Keys that the classes take without declaring them."""
-LATENT = {"deepseek_v3", "kimi_k2", "glm4_moe_lite"}
+LATENT = {"deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa"}
 
 
 class Recording(Config):

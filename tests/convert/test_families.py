@@ -71,7 +71,7 @@ def test_a_layout_made_of_another_is_the_one_made_of_hugging_face(
     assert_same(tmp_path / "moved", tmp_path / "second")
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"])
 def test_layers_that_predict_further_tokens_are_kept(
     family: str, checkpoints: Path, tmp_path: Path
 ) -> None:

@@ -47,9 +47,10 @@ MODELS = {
     "qwen3_5_moe": ("q_proj", "in_proj_qkv", "in_proj_a", "out_proj"),
     "minimax_m2": ATTENTION,
     "glm4_moe_lite": LATENT,
+    "glm_moe_dsa": LATENT,
 }
 OF_2026 = ("phi3", "glm4", "gemma3", "gemma4", "ministral3", "qwen3_5")
-OF_2026_SPARSE = ("qwen3_5_moe", "minimax_m2", "glm4_moe_lite")
+OF_2026_SPARSE = ("qwen3_5_moe", "minimax_m2", "glm4_moe_lite", "glm_moe_dsa")
 STEPS, LR, DECAY = 3, 3e-3, 0.1
 EPS = 1e-3
 """Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding.

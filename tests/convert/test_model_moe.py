@@ -17,6 +17,7 @@ NAMES = (
     "qwen3_moe",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
     "deepseek_v3",
     "gpt_oss",
     "qwen3_next",

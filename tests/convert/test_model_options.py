@@ -109,6 +109,7 @@ def test_experts_that_cannot_be_grouped_are_named(
         ("gemma4", {"num_kv_shared_layers": 1}, "num_kv_shared_layers is 1"),
         ("gemma4", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8"),
         ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, r"changes layers \[0\]"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 3 + ["shared"]}, "1 of 4 layers use the tok"),
         ("glm4_moe_lite", {"mlp_layer_types": ["odd"] * 4}, r"mlp_layer_types \['odd'\]"),
     ],
 )
@@ -126,6 +127,9 @@ def test_layouts_that_cannot_be_built_are_refused() -> None:
         build_model(config, ParallelSizes(tp=2))
     with pytest.raises(LayoutError, match="sequence_parallel"):
         build_model(config, ParallelSizes(tp=2, etp=1), BuildOptions(sequence_parallel=False))
+    config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS["glm_moe_dsa"]}
+    with pytest.raises(LayoutError, match="recompute attention"):
+        build_model(config, ParallelSizes(), BuildOptions(recompute="attention"))
 
 
 def different_lengths(folder: Path) -> list[Tensor]:

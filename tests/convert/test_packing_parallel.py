@@ -31,6 +31,7 @@ NAMES = (
     "qwen3_moe",
     "minimax_m2",
     "deepseek_v3",
+    "glm_moe_dsa",
     "gpt_oss",
 )
 

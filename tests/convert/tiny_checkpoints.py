@@ -105,6 +105,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **LATENT,
         **EXPERTS,
     },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        "q_lora_rank": 12,
+        "index_topk": 4,
+        "index_head_dim": 6,
+        "index_n_heads": 2,
+        "indexer_types": ["full", "full", "shared", "full"],
+        **LATENT,
+        **EXPERTS,
+    },
     "minimax_m2": {
         "model_type": "minimax_m2",
         "num_local_experts": 4,

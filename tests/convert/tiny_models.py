@@ -172,6 +172,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
     },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "first_k_dense_replace": 1,
+        "index_topk": 5,
+        "index_head_dim": 10,
+        "index_n_heads": 3,
+    },
     "minimax_m2": {
         "model_type": "minimax_m2",
         "head_dim": 12,
@@ -274,6 +290,8 @@ def save_reference(folder: Path, tokens_BT: Tensor) -> None:
     loss.backward()
     buffers = {name: torch.zeros_like(buffer) for name, buffer in model.named_buffers()}
     buffers |= {n.replace(".mlp.", ".block_sparse_moe."): b.clone() for n, b in buffers.items()}
+    # What Hugging Face computes without gradients counts as a buffer.
+    buffers |= {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.grad is None}
     save_file({"logits": logits.detach(), "loss": loss.detach()}, folder / "outputs.st")
     save_file(buffers, folder / "buffers.st")
     # Saved as if they were weights: names in a checkpoint are not those of the modules.

@@ -168,6 +168,11 @@ def _own_values(
             f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
             f"etp = {sizes.expert_tp} ranks; say etp = 1"
         )
+    if values.get("experimental_attention_variant") == "dsa" and options.recompute == "attention":
+        raise LayoutError(
+            f"recompute attention: the sparse attention of {config['model_type']} cannot be "
+            "computed again by itself; say full, or none"
+        )
     if options.mtp:
         values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
     if options.grouped_experts:

@@ -23,7 +23,7 @@ from mcore_adapter.modeling.attention import CoreAttention
 from mcore_adapter.modeling.config import ModelConfig
 from mcore_adapter.modeling.delta_net import delta_net
 from mcore_adapter.modeling.experts import GroupedExperts
-from mcore_adapter.modeling.mla import LatentAttention
+from mcore_adapter.modeling.mla import LatentAttention, SparseAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import LatentNorm, RMSNorm, WideKeyNorm, WideNorm
 from mcore_adapter.modeling.traits import (
@@ -180,6 +180,8 @@ def _local_layer(
     elif config.multi_latent_attention:
         layer.self_attention.module = LatentAttention
         _set_attention(layer.self_attention.submodules, LatentNorm, traits)
+        if config.experimental_attention_variant == "dsa":
+            layer.self_attention.submodules.core_attention.module = SparseAttention
     else:
         _set_attention(layer.self_attention.submodules, RMSNorm, traits)
     if traits.output_norms:

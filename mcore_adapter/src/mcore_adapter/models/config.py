@@ -51,6 +51,11 @@ _COUNTS = {
     "num_global_key_value_heads": 1,
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
+    "index_topk": 1,
+    "index_head_dim": 1,
+    "index_n_heads": 1,
+    "index_topk_freq": 0,
+    "index_skip_topk_offset": 0,
 }
 """Least value of each key that holds a count."""
 _FLAGS = (
@@ -97,13 +102,15 @@ _NULL_SAYS_NONE = (
     "moe_intermediate_size",
     "num_experts",
     "mlp_layer_types",
+    "indexer_types",
+    "index_topk_pattern",
     "rotary_dim",
     "num_global_key_value_heads",
     "per_layer_config",
     "final_logit_softcapping",
 )
 """Keys for which null is a value of its own."""
-_LISTS_OF_KINDS = ("layer_types", "mlp_layer_types")
+_LISTS_OF_KINDS = ("layer_types", "mlp_layer_types", "indexer_types")
 """Keys with a list of texts, one for each layer."""
 _MOST = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 100, "num_mtp_layers": 100}
 """Largest value of some counts."""
@@ -121,6 +128,7 @@ _EXPERT_COUNT_KEYS = {
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
     "kimi_k2": ("n_routed_experts", "num_local_experts"),
     "glm4_moe_lite": ("n_routed_experts", "num_local_experts"),
+    "glm_moe_dsa": ("n_routed_experts", "num_local_experts"),
     "glm4_moe": ("n_routed_experts", "num_local_experts"),
 }
 """Two keys for the number of routed experts: the model type's own, and another one in use."""

@@ -85,7 +85,7 @@ def dense_layers(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ConfigError: a layer is of another kind than dense or sparse.
     """
     layers, kind = range(config.count("num_hidden_layers")), config["model_type"]
-    kinds = config["mlp_layer_types"] if kind == "glm4_moe_lite" else None
+    kinds = config["mlp_layer_types"] if kind in ("glm4_moe_lite", "glm_moe_dsa") else None
     if kinds is None:
         first = 1 if kind == "glm4_moe_lite" else config.count("first_k_dense_replace")
         return tuple(layers[:first]), tuple(layers[first:])
