@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from dataclasses import fields as fields_of_class
 from pathlib import Path
 from types import ModuleType
@@ -226,6 +227,24 @@ def test_a_value_of_another_kind_is_refused_by_its_key(changed: dict[str, Any], 
 def test_a_model_type_that_is_none_is_refused(kind: object) -> None:
     with pytest.raises(McoreAdapterError, match="is not supported"):
         table_of({"model_type": kind})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "nemotron_h"}, "'nemotron_h' is not supported: the Mamba 2 layers"),
+        (
+            {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}},
+            "its language model is a qwen3_5_text, which is",
+        ),
+        ({"model_type": "qwen3_5_txt"}, "did you mean qwen3_5_text?"),
+    ],
+)
+def test_a_model_type_without_a_table_is_refused_with_what_is_known(
+    config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(McoreAdapterError, match=re.escape(said)):
+        table_of(config)
 
 
 def test_a_size_tells_what_it_follows_from() -> None:

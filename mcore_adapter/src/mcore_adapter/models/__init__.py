@@ -73,6 +73,14 @@ FAMILIES: dict[str, Family] = {
 """Family of each `model_type` in a `config.json`. A new family needs a file and a line here."""
 
 
+REFUSED: dict[str, str] = {
+    "nemotron_h": "the Mamba 2 layers of Megatron-Core 0.16.1 need the packages mamba_ssm and "
+    "causal_conv1d, which need CUDA, and a layer here has both attention and an MLP, not one of "
+    "them",
+}
+"""Reason why there is no family for a `model_type`."""
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family of the model that a `config.json` describes.
 
@@ -80,14 +88,26 @@ def family_of(config: Mapping[str, Any]) -> Family:
         UnknownModelError: there is no family for its `model_type`.
     """
     found = config.get("model_type")
-    if not isinstance(found, str) or found not in FAMILIES:
-        near = get_close_matches(str(found), FAMILIES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UnknownModelError(
-            f"config.json: model_type {found!r} is not supported{hint}; known: "
-            + ", ".join(FAMILIES)
+    if isinstance(found, str) and found in FAMILIES:
+        return FAMILIES[found]
+    raise UnknownModelError(
+        f"config.json: model_type {found!r} is not supported{_hint(config)}; known: "
+        + ", ".join(FAMILIES)
+    )
+
+
+def _hint(config: Mapping[str, Any]) -> str:
+    """Return the reason why a model is not supported, or what may be meant instead."""
+    found, text = str(config.get("model_type")), config.get("text_config")
+    if found in REFUSED:
+        return f": {REFUSED[found]}"
+    if isinstance(text, dict) and text.get("model_type") in FAMILIES:
+        return (
+            f"; its language model is a {text['model_type']}, which is, if it is saved by itself "
+            "(AutoModelForCausalLM)"
         )
-    return FAMILIES[found]
+    near = get_close_matches(found, FAMILIES, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def table_of(config: Mapping[str, Any]) -> ModelTable:
