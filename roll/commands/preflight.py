@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from roll.rewards.service.client import find_key
 from roll.strategy.available import check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
+from roll.strategy.vllm.cpu_limits import check_prefix_caching
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
+        (partial(_check_without_gpu, config, environ), True),
         (partial(check_trackers, config.track), True),
     ]
     found = []
@@ -198,3 +201,19 @@ def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:
     # The machines of a cluster that already exists are known only after Ray has connected to it.
     if address_to_join(config.cluster, environ) is None:
         plan_layout(config.cluster, config.pools, this_machine(), joined=False)
+
+
+def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if the policy's engine needs a GPU for what is asked of it, and the run is
+    to be on this machine, which has none. A model that is not here yet is not looked at."""
+    if not isinstance(config, RlvrBase) or not isinstance(config.actor_infer.strategy, VllmConfig):
+        return
+    file = Path(config.train_model.path).expanduser() / "config.json"
+    elsewhere = address_to_join(config.cluster, environ) is not None
+    if elsewhere or not file.is_file() or this_machine().gpus:
+        return
+    try:
+        model = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
+    check_prefix_caching(config.actor_infer.strategy, model)

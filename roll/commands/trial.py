@@ -113,7 +113,7 @@ def try_data(config: RunConfig) -> Trial:
     for name, source in sources.items():
         try:
             made, report = _first_rows(make, name, source)
-            _check_tags(config, name, made, report)
+            _check_rows(config, name, made, report)
             for item in made.items if isinstance(config, RlvrBase) else ():
                 trial.rows.setdefault(item.tag, item)
         except UserError as error:
@@ -199,19 +199,20 @@ def _maker(config: RunConfig) -> Make:
     return cast(Make, make)
 
 
-def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
-    """Raise DataError unless rewards and teachers take the tags of a source's rows; validation sets
-    of RLVR need no teacher.
+def _check_rows(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
+    """Raise DataError unless rewards and teachers take the tags of a source's rows, and ConfigError
+    if the engine takes no pictures and a row has some. Validation sets of RLVR need no teacher.
 
     Args:
         name: key of the source in the config.
         made: rows of the source, with their report `report`.
     """
     from roll.data.datasets import Dataset
-    from roll.runtime.run_data import check_tags
+    from roll.runtime.run_data import check_pictures, check_tags
 
     dataset, trained_on = Dataset((made,), (report,), ""), name.startswith("data.")
     if isinstance(config, RlvrBase):
+        check_pictures(dataset, config.actor_infer.strategy)
         if config.rewards:
             check_tags(dataset, "reward", config.rewards.values())
         if config.teachers and trained_on:

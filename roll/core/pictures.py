@@ -21,9 +21,10 @@ class Address(Protocol):
         normalised.
 
         C is channels x frames of a patch x height x width of a patch. If they are elsewhere, this
-        waits until they are here.
+        waits until they are here, ten minutes at most.
 
         Raises:
+            WaitTimeoutError: they did not arrive in time.
             WorkerError: they are lost.
         """
         ...

@@ -16,7 +16,8 @@ from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.data import PicturesConfig
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import DataError
+from roll.config.sections.strategy import NO_PICTURES, EngineConfig, SglangConfig
+from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, Item, Source, load_prompts
@@ -55,7 +56,8 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     Raises:
         CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
             not in the format of this version.
-        ConfigError: the tokenizer cannot be loaded, or rows have pictures and the model takes none.
+        ConfigError: the tokenizer cannot be loaded, or rows have pictures and the model or the
+            engine takes none.
         DataError: a source cannot be read, a prompt has a tag that no reward or teacher takes, or
             no training prompt has the tag of one of `domains`.
     """
@@ -70,6 +72,8 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
     check_domains(train, config.domains)
+    for dataset in (train, held_out):
+        check_pictures(dataset, config.actor_infer.strategy)
     return RunData(tokenizer, train, held_out, moment)
 
 
@@ -140,6 +144,15 @@ def check_domains(dataset: Dataset[Prompt], domains: Iterable[str]) -> None:
                 f"domains.{tag}: no training prompt has the tag {tag!r}{nearest(tag, tags)} "
                 f"(tags of the data: {', '.join(sorted(tags))})"
             )
+
+
+def check_pictures(dataset: Dataset[Prompt], engine: EngineConfig) -> None:
+    """Raise ConfigError if a prompt has pictures and the engine of the policy takes none."""
+    if not isinstance(engine, SglangConfig):
+        return
+    for prompt in dataset.items:
+        if prompt.pictures is not None:
+            raise ConfigError(f"row {prompt.id} has pictures, and {NO_PICTURES}")
 
 
 def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.sections.engine_options import NgramSpeculationConfig
-from roll.core.errors import EngineError, WeightSyncError
+from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from tests.contract.engine_rig import (
     PROMPT,
     assert_agrees,
@@ -147,6 +147,14 @@ def test_pipeline_stages_without_a_gpu_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(EngineError, match=r"set actor_infer\.strategy\.pp to 1"):
         start("vllm", save_tiny_model(tmp_path), loop, pp=2)
+
+
+def test_a_shared_prefix_of_linear_attention_is_refused_before_anything_starts(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path = save_vision_model(tmp_path / "whole", "qwen3_5")
+    with pytest.raises(ConfigError, match=r"prefix_caching: 1 of the model.s 2 layers"):
+        start("vllm", path, loop, dtype="bfloat16")
 
 
 @pytest.mark.slow

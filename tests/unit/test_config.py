@@ -124,6 +124,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["actor_infer.strategy.tp: a replica's 4 devices do not divide the 6"],
         ),
         (
+            "actor_infer.strategy={kind: sglang}|data.sources.0.columns.images=images",
+            ["data.sources.0.columns.images: with actor_infer.strategy.kind = sglang"],
+        ),
+        (
             "actor_infer.strategy={kind: sglang, max_model_len: 9}",
             ["actor_infer.strategy.max_model_len: 9 is less than"],
         ),

@@ -26,6 +26,7 @@ from roll.config.sections.data import (
     TextSource,
 )
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import ConfigError, DataError
 from roll.core.pictures import PromptTokens
 from roll.core.types import Prompt
@@ -34,7 +35,7 @@ from roll.data.datasets import Dataset, load_prompts
 from roll.data.examples import load_preferences, load_texts
 from roll.data.pictures.picture import EncodedPictures
 from roll.models.image_processor import load_image_processor
-from roll.runtime.run_data import placeholders
+from roll.runtime.run_data import check_pictures, placeholders
 from roll.workers.pictures.patches import made
 from tests.pictures import coloured, file_of
 from tests.tiny import save_tiny_model
@@ -286,6 +287,18 @@ def test_a_picture_in_an_answer_is_refused(tmp_path: Path, model: ModelConfig) -
     data = TextDataConfig(sources=(TextSource(path=str(tmp_path / "t.jsonl")),), rows_per_step=1)
     with pytest.raises(DataError, match="holds a picture, which no model writes"):
         load_texts(data.sources, data, vision_tokenizer(), placeholders(model, data.pictures))
+
+
+def test_pictures_in_messages_are_refused_for_an_engine_that_takes_none(
+    tmp_path: Path, model: ModelConfig
+) -> None:
+    parts = [{"type": "image", "image": "0.png"}, {"type": "text", "text": "a"}]
+    rows = [{"messages": [{"role": "user", "content": each}]} for each in ("b", parts)]
+    source = _source(tmp_path, rows, prompt=None, messages="messages", images=None)
+    prompts = _load(source, model)
+    check_pictures(prompts, VllmConfig())
+    with pytest.raises(ConfigError, match=r"row rows:1 has pictures.*use vllm or hf"):
+        check_pictures(prompts, SglangConfig())
 
 
 def test_tokens_of_a_large_picture_take_few_bytes_on_their_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -251,3 +252,23 @@ def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(
     check_import_path("fn", "taking:any", tmp_path, ["whatever"])
     with pytest.raises(ConfigError, match="no parameter 'limt'; did you mean 'limit'"):
         check_import_path("fn", "taking:reward", tmp_path, ["limt"])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_states_of_linear_attention_are_not_shared_without_a_gpu(
+    tmp_path: Path, nested: bool
+) -> None:
+    task, model = write_task(tmp_path / "task"), tmp_path / "model"
+    model.mkdir()
+    layers = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    (model / "config.json").write_text(json.dumps({"text_config": layers} if nested else layers))
+
+    def problems(*overrides: str, **environ: str) -> list[str]:
+        given = [f"model.path={model}", "actor_infer.strategy.kind=vllm", *overrides]
+        return [str(found.error) for found in inspect(load_config(task, given), environ)]
+
+    (problem,) = problems()
+    assert "2 of the model's 3 layers have linear attention" in problem
+    assert "set it to false" in problem
+    assert problems("actor_infer.strategy.prefix_caching=false") == []
+    assert problems(RAY_ADDRESS="head:6379") == []

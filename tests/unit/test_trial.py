@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from roll.cli import app
 from roll.commands.trial import LOOKED_AT, try_data
 from roll.commands.trial_result import Trial
 from roll.config import load_config
+from tests.pictures import coloured, file_of
 from tests.pipelines.test_agentic import task as agentic_task
 from tests.runs import write_rows_task, write_task
 from tests.tiny import char_tokenizer
+from tests.vision_models import save_vision_model
 
 
 def check(path: Path, *arguments: str) -> tuple[int, str]:
@@ -108,6 +111,20 @@ def test_a_tag_of_a_row_that_nobody_takes_is_refused(task: Path, train: Path) ->
     code, told = check(task, "data.sources.0.columns.tag=kind", "validation.sets.held_out=null")
     assert code == 2
     assert "'proof', which no reward takes" in told
+
+
+def test_a_picture_in_a_message_is_refused_where_the_engine_takes_none(
+    task: Path, train: Path, tmp_path: Path
+) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(file_of(coloured(28, 28))).decode()
+    content = [{"type": "image_url", "image_url": picture}, {"type": "text", "text": "1"}]
+    train.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
+    seeing = save_vision_model(tmp_path, "qwen2_vl")
+    columns = "data.sources.0.columns={prompt: null, messages: messages, answer: null}"
+    for engine, refused in (("sglang", True), ("hf", False)):
+        strategy = f"actor_infer.strategy={{kind: {engine}}}"
+        wrong = tried(task, f"model.path={seeing}", columns, strategy).wrong
+        assert ("has pictures" in " ".join(map(str, wrong))) == refused, wrong
 
 
 def test_a_broken_row_further_down_is_found(task: Path, train: Path) -> None:

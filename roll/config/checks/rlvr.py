@@ -19,13 +19,13 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import SglangConfig, VllmConfig
+from roll.config.sections.strategy import NO_PICTURES, SglangConfig, VllmConfig
 from roll.config.sections.training import InferRole
 
 
 def check_rlvr(config: RlvrBase) -> None:
     """Raise one ValueError that names all problems, unless there is none."""
-    raise_if_any([*policy_problems(config), *_tags(config), *_turns(config)])
+    raise_if_any([*policy_problems(config), *_tags(config), *_turns(config), *_pictures(config)])
 
 
 def _turns(config: RlvrBase) -> Iterator[str]:
@@ -144,6 +144,18 @@ def _sampling(config: RlvrBase) -> Iterator[str]:
             "validation.samples_per_prompt: greedy sampling gives the same sample "
             f"{config.validation.samples_per_prompt} times; use 1 or a temperature above 0"
         )
+
+
+def _pictures(config: RlvrBase) -> Iterator[str]:
+    """Yield columns of pictures for an engine that takes none. Pictures in messages are found when
+    the rows are read."""
+    if not isinstance(config.actor_infer.strategy, SglangConfig):
+        return
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    for key, source in sources.items():
+        if source.columns.images is not None:
+            yield f"{key}.columns.images: {NO_PICTURES}"
 
 
 def _without_rewards(config: RlvrBase) -> Iterator[str]:

@@ -257,4 +257,11 @@ TrainStrategyConfig = Annotated[
 ScoreStrategyConfig = Annotated[
     HfScoreConfig | Fsdp2Config | DeepspeedConfig | MegatronConfig, Field(discriminator="kind")
 ]
+NO_PICTURES = (
+    "with actor_infer.strategy.kind = sglang, log-probs after pictures would not be those of the "
+    "trainer, so it takes none; use vllm or hf"
+)
+"""Why rows with pictures are refused with SGLang: its log-probs are off in some families, and its
+embeddings of pictures outlive a push of weights."""
+
 EngineConfig = Annotated[HfEngineConfig | VllmConfig | SglangConfig, Field(discriminator="kind")]

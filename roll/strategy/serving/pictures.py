@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import ConfigError, EngineError
+from roll.core.errors import ConfigError, EngineError, WaitTimeoutError
 from roll.core.pictures import Pictures
 from roll.core.types import GenerateRequest
 from roll.models.load import load_config
@@ -64,12 +64,16 @@ class PictureReader:
         on meanwhile. A request without pictures is returned as it is.
 
         Raises:
-            EngineError: the model reads no pictures, or they do not fit the model or the prompt.
+            EngineError: the model reads no pictures, they do not fit the model or the prompt, or
+                the patches did not arrive in time.
             WorkerError: the patches are lost.
         """
         if request.pictures is None:
             return request
-        pictures = await asyncio.to_thread(self._fetch, request.pictures)
+        try:
+            pictures = await asyncio.to_thread(self._fetch, request.pictures)
+        except WaitTimeoutError as error:
+            raise EngineError(f"request {request.id!r} lacks its pictures: {error}") from error
         end = 0
         for picture in self.divide(pictures):
             begin, end = end, picture.place + picture.tokens

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import psutil
 
-from roll.config.sections.strategy import SglangConfig
+from roll.config.sections.strategy import NO_PICTURES, SglangConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat
@@ -96,10 +96,7 @@ class SglangEngine:
                 of weights.
         """
         if request.pictures is not None:
-            raise EngineError(
-                f"request {request.id!r} has pictures, and with SGLang their log-probs would not "
-                "be those of the trainer; take the engine vllm or hf"
-            )
+            raise EngineError(f"request {request.id!r} has pictures, and {NO_PICTURES}")
         call = self._calls.call(Replica.generate, request)
         try:
             return await self._ask(call)

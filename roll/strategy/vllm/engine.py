@@ -22,6 +22,7 @@ from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.processes.child_forks import servers_in_use
+from roll.models.load import load_config
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint
@@ -38,6 +39,7 @@ from roll.strategy.vllm.compat import (
     keep_deaths_quiet,
     shut_down,
 )
+from roll.strategy.vllm.cpu_limits import check_prefix_caching
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pictures import engine_prompt
 from roll.strategy.vllm.pushes import Pushes
@@ -88,7 +90,8 @@ class VllmEngine:
         Raises:
             EngineMissingError: vLLM is missing or its version is not supported; the message says
                 what to install.
-            ConfigError: `engine_args` names an argument that vLLM does not know.
+            ConfigError: `engine_args` names an argument that vLLM does not know, or the model needs
+                other settings without a GPU.
             EngineError: vLLM could not start.
         """
         check_engine("vllm")
@@ -99,6 +102,8 @@ class VllmEngine:
                 f"{self._name}: vLLM runs no pipeline stages without a GPU; set "
                 "actor_infer.strategy.pp to 1 and use tp"
             )
+        if self._spec.platform == "cpu":
+            check_prefix_caching(self._config, load_config(self._model).to_dict())
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:

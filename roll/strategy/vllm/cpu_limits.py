@@ -1,0 +1,27 @@
+"""Limits of vLLM without a GPU that depend on the model, found before vLLM starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.config.sections.strategy import VllmConfig
+from roll.core.errors import ConfigError
+
+
+def check_prefix_caching(config: VllmConfig, model: Mapping[str, Any]) -> None:
+    """Raise ConfigError if vLLM would have to share states of linear attention between prompts.
+
+    vLLM keeps such states where chunks of a prompt end, and asserts that prompts are cut into
+    chunks. On CPUs they are not (see `compat.cpu_arguments`).
+
+    Args:
+        model: values of the model's config.json.
+    """
+    layers = model.get("text_config", model).get("layer_types") or ()
+    if config.prefix_caching and "linear_attention" in layers:
+        raise ConfigError(
+            f"actor_infer.strategy.prefix_caching: {layers.count('linear_attention')} of the "
+            f"model's {len(layers)} layers have linear attention, whose states vLLM does not "
+            "share between prompts without a GPU; set it to false"
+        )
