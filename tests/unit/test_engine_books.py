@@ -117,7 +117,7 @@ def test_what_is_no_adapter_that_fits_is_refused(manifest: Manifest, message: st
         adapter_rank(manifest, 8)
 
 
-def arguments(**options: Any) -> dict[str, Any]:
+def arguments(overrides: dict[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
     return engine_arguments(
         VllmConfig(**options),
         ModelConfig(path="m"),
@@ -125,6 +125,7 @@ def arguments(**options: Any) -> dict[str, Any]:
         max_model_len=64,
         seed=0,
         cpu=False,
+        overrides=overrides or {},
     )
 
 
@@ -154,6 +155,12 @@ def test_options_reach_vllm_under_its_names() -> None:
     assert expected.items() <= found.items()
     draft = arguments(speculation=DraftSpeculationConfig(model="small"))["speculative_config"]
     assert draft == {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
+
+
+def test_a_key_that_the_user_sets_goes_before_ours() -> None:
+    assert "hf_overrides" not in arguments()
+    found = arguments({"a": 1, "b": 2}, engine_args={"hf_overrides": {"b": 3, "c": 4}})
+    assert found["hf_overrides"] == {"a": 1, "b": 3, "c": 4}
 
 
 def test_ranks_of_one_replica_are_processes_of_its_own_worker() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from roll.config.sections.engine_options import NgramSpeculationConfig, SpeculationConfig
@@ -12,7 +13,14 @@ from roll.strategy.vllm.pictures import PICTURE_ARGUMENTS
 
 
 def engine_arguments(
-    config: VllmConfig, model: ModelConfig, *, dtype: str, max_model_len: int, seed: int, cpu: bool
+    config: VllmConfig,
+    model: ModelConfig,
+    *,
+    dtype: str,
+    max_model_len: int,
+    seed: int,
+    cpu: bool,
+    overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the keyword arguments of `AsyncEngineArgs`.
 
@@ -20,6 +28,7 @@ def engine_arguments(
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
         max_model_len: largest length of prompt plus response, in tokens.
         cpu: true if the engine runs on CPUs.
+        overrides: values of the model's config, see `missing_keys`.
     """
     arguments: dict[str, Any] = {
         "model": model.path,
@@ -51,7 +60,10 @@ def engine_arguments(
     if config.max_lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": config.max_lora_rank, "max_loras": 1}
     arguments |= _memory(config, max_model_len, cpu=cpu)
-    return arguments | config.engine_args
+    arguments |= config.engine_args
+    if overrides:
+        arguments["hf_overrides"] = {**overrides, **config.engine_args.get("hf_overrides", {})}
+    return arguments
 
 
 def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from roll.strategy.vllm.compat import (
     keep_deaths_quiet,
     shut_down,
 )
+from roll.strategy.vllm.config_keys import missing_keys
 from roll.strategy.vllm.cpu_limits import check_prefix_caching
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pictures import engine_prompt
@@ -282,6 +283,7 @@ class VllmEngine:
             max_model_len=self._max_model_len,
             seed=self._spec.seed,
             cpu=cpu,
+            overrides=missing_keys(load_config(self._model)),
         )
         with forked_core():
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
