@@ -18,7 +18,7 @@ from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.errors import CheckpointError
 from roll.core.pictures import Pictures
-from roll.core.types import Prompt, Sample
+from roll.core.types import Prompt, Sample, Turn
 from roll.data.pictures.forms import pictures_of
 from roll.data.pictures.picture import EncodedPictures
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_sampler, load_state
@@ -33,6 +33,7 @@ from tests.full_disk import files_up_to
 from tests.pictures import coloured, file_of
 
 NAN = math.nan
+STOP = FinishReason.STOP
 PROMPT = Prompt("p", (1, 2), "text", "answer", "tag")
 
 
@@ -291,3 +292,32 @@ def test_a_full_disk_leaves_no_state_that_looks_complete(tmp_path: Path, limit: 
         pass
     assert checkpoints.complete() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_episode_is_written_turn_by_turn_with_all_that_was_said(tmp_path: Path) -> None:
+    """Its third turn has a row of its own, whose prompt goes on from the second."""
+    prompt = replace(PROMPT, tokens=(1, 2))
+    runs = VersionRuns(((3, 2), (-1, 1), (3, 1)))
+    first = Completion(Written(array("i", [5, 6, 9, 7]), array("f", [-1, -2, 0, -3])), runs, STOP)
+    sample = Sample("s", "g", prompt, first, "text")
+    later = replace(prompt, tokens=(1, 2, 5, 6, 9, 7, 8))
+    branch = Sample("s", "g", later, Completion.of([4], [-1.0], [3], STOP), "")
+    turns = (Turn(0, 2, 0.5), Turn(3, 4), Turn(0, 1, 1.0, row=1))
+    scored = ScoredSample(sample, 1.5, turns=turns, branches=(branch,))
+    path = tmp_path / "step_000000.jsonl"
+    dump_rollouts(
+        path,
+        [Group(prompt, (scored,), 0)],
+        limit=8,
+        read=lambda tokens: " ".join(map(str, tokens)),
+        find={"p": prompt}.__getitem__,
+    )
+    row = json.loads(path.read_text())
+    assert row["logprob_mean"] == -2.0
+    assert row["turns"] == [
+        {"by": "policy", "text": "5 6", "reward": 0.5},
+        {"by": "environment", "text": "9"},
+        {"by": "policy", "text": "7", "reward": 0.0},
+        {"by": "environment", "text": "8"},
+        {"by": "policy", "text": "4", "reward": 1.0},
+    ]
