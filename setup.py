@@ -21,7 +21,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["roll", "roll.*"]),
-    package_data={"roll": ["py.typed", "config/presets/*.yaml"]},
+    package_data={"roll": ["py.typed", "config/presets/*.yaml", "report/static/*"]},
     install_requires=requirements("base"),
     extras_require={
         "vllm": requirements("vllm"),

@@ -1,5 +1,5 @@
-"""The command line: `roll run|check|show|merge|reward|env|doctor`. Importing this module loads
-nothing heavy."""
+"""The command line: `roll run|check|show|merge|report|reward|env|doctor`. Importing this module
+loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -175,6 +175,19 @@ def merge(
         from roll.commands.merge import merge as merged
 
         merged(source, target, trust_remote_code=trust_remote_code)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="The output_dir of each run.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a page about a run, or about several that are compared: curves, alarms, samples."""
+    with reported(debug):
+        from roll.commands.report import write_report
+
+        _out.print(str(write_report(folders, out)), markup=False)
 
 
 @reward_app.command("try")

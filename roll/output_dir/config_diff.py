@@ -38,8 +38,8 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     file = checkpoint / "config.yaml"
     if not file.is_file():
         return []
-    then = dict(_leaves(_settings(file)))
-    now = dict(_leaves(config.model_dump(mode="json")))
+    then = dict(leaves(_settings(file)))
+    now = dict(leaves(config.model_dump(mode="json")))
     return [
         f"{key}: {then.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted(then.keys() | now.keys())
@@ -64,13 +64,13 @@ def _settings(file: Path) -> Mapping[str, Any]:
     )
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of every leaf; an empty mapping or list is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value:
         for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}.{index}")
+            yield from leaves(inner, f"{path}.{index}")
     else:
         yield path, value
