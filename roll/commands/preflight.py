@@ -37,7 +37,7 @@ from roll.rewards.service.client import find_key
 from roll.strategy.available import check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
-from roll.strategy.vllm.cpu_limits import check_prefix_caching
+from roll.strategy.vllm.cpu_limits import check_model_type, check_prefix_caching
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,4 +216,5 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         model = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
+    check_model_type(model)
     check_prefix_caching(config.actor_infer.strategy, model)

@@ -272,3 +272,14 @@ def test_states_of_linear_attention_are_not_shared_without_a_gpu(
     assert "set it to false" in problem
     assert problems("actor_infer.strategy.prefix_caching=false") == []
     assert problems(RAY_ADDRESS="head:6379") == []
+
+
+def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    task, model = write_task(tmp_path / "task"), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "glm_moe_dsa"}))
+    for kind, expected in (("vllm", 1), ("hf", 0)):
+        given = [f"model.path={model}", f"actor_infer.strategy.kind={kind}"]
+        found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
+        assert len(found) == expected
+        assert all("no sparse attention for CPUs; say hf" in problem for problem in found)
