@@ -88,14 +88,18 @@ WITH_VISION: dict[str, dict[str, Any]] = {
 """The same of models that see."""
 
 
-def make(name: str) -> PreTrainedModel:
-    """In training mode, as transformers makes it; every value is random."""
+def make(name: str, **sizes: Any) -> PreTrainedModel:
+    """In training mode, as transformers makes it; every value is random.
+
+    Args:
+        sizes: further settings of a model that does not see.
+    """
     torch.manual_seed(0)
     if name in WITH_VISION:
         config = AutoConfig.for_model(name, **WITH_VISION[name])
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     else:
-        settings = {**SIZES, **FAMILIES[name]}
+        settings = {**SIZES, **FAMILIES[name], **sizes}
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
