@@ -15,6 +15,12 @@ def test_the_page_of_algorithms_is_up_to_date() -> None:
     assert found == made["text"](), "run: python docs/generate.py"
 
 
+def test_the_page_of_models_is_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generate_models.py"))
+    found = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert found == made["text"](), "run: python -m docs.generate_models"
+
+
 def test_every_benchmark_is_named_with_what_it_measures() -> None:
     folder = ROOT / "benchmarks"
     page = (folder / "README.md").read_text(encoding="utf-8")
