@@ -46,7 +46,9 @@ def collect(
             find=runtime.find_prompt,
         )
     metrics = rollout_metrics(groups, current_version=version)
-    metrics = metrics | stats.metrics() | runtime.inference.fleet.take_metrics()
+    fleet = runtime.inference.fleet
+    metrics = metrics | stats.metrics() | fleet.take_metrics()
+    metrics = metrics | runtime.inference.run(fleet.take_utilisation())
     metrics = metrics | runtime.judges.take_metrics() | runtime.opponents.take_metrics()
     if runtime.pictures is not None:
         metrics = metrics | runtime.pictures.take_metrics()

@@ -34,6 +34,7 @@ from roll.rollout.fleet.partial_completions import (
 )
 from roll.rollout.fleet.replica import Replica, State
 from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
+from roll.rollout.fleet.utilisation import Utilisation
 from roll.rollout.fleet.waiting import Waiting, WaitingLine
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Fleet:
     _failure: Exception | None = field(default=None, init=False, repr=False)
     _counters: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     _reported: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    _utilisation: Utilisation = field(default_factory=Utilisation, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._loads = Loads(self.replicas)
@@ -272,6 +274,11 @@ class Fleet:
         new = {name: self._counters[name] - self._reported[name] for name in names}
         self._reported = self._counters.copy()
         return Metrics({f"rollout/{name}": Sum(count) for name, count in new.items()})
+
+    async def take_utilisation(self) -> Metrics:
+        """Return which share of the time since the last call the replicas had work, as `perf/...`;
+        see `Utilisation`."""
+        return self._utilisation.take(self.replicas, asyncio.get_running_loop().time())
 
     def _free_replica(
         self, request: GenerateRequest, session: str, *, moved: bool
