@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from roll.distributed.on_ray.environment import FOR_ALL_ACTORS, RAY_VARIABLES, RUN_TOKEN
-from roll.distributed.processes.reaper import end_marked
+from roll.distributed.processes.reaper import end_marked, started
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
 
@@ -74,6 +74,22 @@ def test_a_process_that_gives_itself_a_title_keeps_its_mark(
         assert titled.wait(timeout=5) == -signal.SIGKILL
     finally:
         titled.kill()
+
+
+def test_a_killed_process_that_shows_no_mark_any_more_is_waited_for(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    killed = {(bystander.pid, str(started(bystander.pid)))}
+    assert not end_marked(f"MARK={uuid.uuid4().hex}", 1, killed)
+    bystander.kill()
+    assert end_marked(f"MARK={uuid.uuid4().hex}", 60, killed)
+    assert started(bystander.pid) is None
+
+
+def test_a_process_with_the_id_of_an_ended_one_is_another(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    assert end_marked(f"MARK={uuid.uuid4().hex}", 60, {(bystander.pid, "1")})
 
 
 def test_nothing_to_end_is_the_end_too() -> None:

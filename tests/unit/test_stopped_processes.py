@@ -132,7 +132,7 @@ class Nodes:
         self._answers = looks
         """By node; None: it never answers."""
         self.members = [
-            Member(Role.ACTOR_INFER, "", rank, True, HostInfo(10 + rank, node, "", node))
+            Member(Role.ACTOR_INFER, "", rank, True, HostInfo(10 + rank, None, node, "", node))
             for rank, node in enumerate(looks)
         ]
         self._number = 0

@@ -212,13 +212,15 @@ class RayActor:
         """
         self.kill()
         # Not done in the actor itself: if it is stopped, it cannot end its processes.
-        node = self.member.info.node if self.member.info is not None else self._planned_node()
+        info = self.member.info
+        node = info.node if info is not None else self._planned_node()
+        killed = {(info.pid, info.started)} if info is not None and info.started else ()
         if node == ray.get_runtime_context().get_node_id():
-            return end_marked(self._mark, END_TIMEOUT_S)
+            return end_marked(self._mark, END_TIMEOUT_S, killed)
         if not _lives(node):  # a task for a lost node would only wait for its time limit
             return True
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
-        ending = task.remote(self._mark, END_TIMEOUT_S)
+        ending = task.remote(self._mark, END_TIMEOUT_S, killed)
         try:
             return bool(ray.get(ending, timeout=timeout_s + END_TIMEOUT_S))
         except ray.exceptions.RayError:  # time limit, or the node was lost meanwhile

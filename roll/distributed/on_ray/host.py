@@ -22,7 +22,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import Apart, dispatch_of
 from roll.distributed.on_ray.bundle_host import Bundle, BundleHost, SentCall
 from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
-from roll.distributed.processes.reaper import start_reaper
+from roll.distributed.processes.reaper import start_reaper, started
 from roll.distributed.remote_values import Packed
 from roll.distributed.worker import Worker
 from roll.platform.allocator import give_back_each_minute
@@ -42,8 +42,10 @@ class HostInfo:
     """Process and node of an actor."""
 
     pid: int
-    address: str
+    started: str | None
+    """See `roll.distributed.processes.reaper.started`."""
     """IP address of its node."""
+    address: str
     log: str
     """Path of the file that its standard error is written to; not a path if standard error is no
     file, and empty where /proc does not exist."""
@@ -66,7 +68,8 @@ class _HostBase:
     def _about(self) -> HostInfo:
         log = os.readlink("/proc/self/fd/2") if os.path.exists("/proc/self/fd/2") else ""
         node = ray.get_runtime_context().get_node_id()
-        return HostInfo(os.getpid(), ray.util.get_node_ip_address(), log, node)
+        pid = os.getpid()
+        return HostInfo(pid, started(pid), ray.util.get_node_ip_address(), log, node)
 
     def _build(
         self,

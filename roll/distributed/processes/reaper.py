@@ -18,6 +18,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+
+Process = tuple[int, str]
+"""Id of a process, and the time at which it started; see `started`."""
 
 GIVE_UP_S = 60.0
 """Time limit of the killing after the worker's end, in seconds. A process that lives longer hangs
@@ -44,20 +48,34 @@ def start_reaper(token: str) -> None:
     subprocess.run(command, env={}, stdin=subprocess.DEVNULL, check=True, timeout=60)
 
 
-def kill_marked(token: str) -> int:
-    """Kill all processes that carry `token` (see `start_reaper`), except this one; return their
-    number. Without /proc none is found."""
-    found = 0
+def started(pid: int) -> str | None:
+    """Return the time at which a process started, in clock ticks since the machine's start; None if
+    it has ended, even if it is still a zombie, or without /proc. Together with the id this names a
+    process for good."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def kill_marked(token: str) -> set[Process]:
+    """Kill all processes that carry `token` (see `start_reaper`), except this one; return them.
+    Without /proc none is found."""
+    found = set[Process]()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             if not _carries(f"/proc/{name}", token):
                 continue
+            begun = started(int(name))
             os.kill(int(name), signal.SIGKILL)
         except OSError:  # ended meanwhile, or of another user
             continue
-        found += 1
+        if begun is not None:
+            found.add((int(name), begun))
     return found
 
 
@@ -77,13 +95,21 @@ def _carries(process: str, token: str) -> bool:
     return False
 
 
-def end_marked(token: str, timeout_s: float) -> bool:
+def end_marked(token: str, timeout_s: float, killed: Collection[Process] = ()) -> bool:
     """Kill all processes that carry `token` (see `start_reaper`) until none is left. Return False
-    if some are left after `timeout_s` seconds."""
+    if some are left after `timeout_s` seconds.
+
+    Args:
+        killed: processes that were killed before. One that ends shows no environment any more, but
+            may still have its devices, so they are waited for, too.
+    """
     empty = 0
+    dying = set(killed)
     deadline = time.monotonic() + timeout_s
     while empty < LOOKS and time.monotonic() < deadline:
-        empty = 0 if kill_marked(token) else empty + 1
+        found = kill_marked(token)
+        dying = {each for each in dying | found if started(each[0]) == each[1]}
+        empty = 0 if found or dying else empty + 1
         time.sleep(0.05)
     return empty == LOOKS
 
