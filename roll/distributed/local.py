@@ -312,8 +312,24 @@ class LocalCluster(Cluster[W], Generic[W]):
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     """Run the calls of the queue one after the other, until None comes."""
-    while (call := calls.get()) is not None:
-        call()
+    while _serve_once(calls):
+        pass
+
+
+def _serve_once(calls: SimpleQueue[Callable[[], None] | None]) -> bool:
+    """Wait for a call and run it; return False if None comes. The call is forgotten with this
+    frame: a waiting thread would keep its arguments."""
+    call = calls.get()
+    if call is None:
+        return False
+    call()
+    return True
+
+
+def _noted(worker: Worker, bound: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a worker's method, and note the call while the worker is profiled."""
+    with worker.spans.noted(bound.__name__):
+        return bound(*args, **kwargs)
 
 
 def _run_into(future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:

@@ -108,27 +108,39 @@ class Pool(Generic[W]):
             thread.join()
 
     def _work(self, place: int) -> None:
-        """Run jobs on a worker until the pool closes. Replace the worker when it is lost, and run
-        its job again; a job with which `_ATTEMPTS` workers are lost fails with the error."""
-        while (ticket := self._waiting.get()) is not None:
-            if not ticket.future.set_running_or_notify_cancel():
-                continue
-            self._running[place] = ticket
-            if self._closed:  # `close` may have looked before this job was among the running
-                ticket.cancel()
-            for attempt in range(_ATTEMPTS):
-                worker = self.workers[place]
-                try:
-                    worker.wait()
-                    ticket.future.set_result(ticket.run_on(worker))
-                    break
-                except WorkerLostError as error:
-                    worker.close()
-                    self.workers[place] = self._make()
-                    if attempt == _ATTEMPTS - 1:
-                        ticket.future.set_exception(error)
-                except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job
-                    ticket.future.set_exception(error)
-                    break
-            self._running[place] = None
+        """Run jobs on a worker until the pool closes."""
+        while self._work_once(place):
+            pass
         self.workers[place].close()
+
+    def _work_once(self, place: int) -> bool:
+        """Wait for a job and run it on a worker; return False if the pool closes. The job is
+        forgotten with this frame: a waiting thread would keep its files and output.
+
+        The worker is replaced when it is lost, and its job is run again; a job with which
+        `_ATTEMPTS` workers are lost fails with the error.
+        """
+        ticket = self._waiting.get()
+        if ticket is None:
+            return False
+        if not ticket.future.set_running_or_notify_cancel():
+            return True
+        self._running[place] = ticket
+        if self._closed:  # `close` may have looked before this job was among the running
+            ticket.cancel()
+        for attempt in range(_ATTEMPTS):
+            worker = self.workers[place]
+            try:
+                worker.wait()
+                ticket.future.set_result(ticket.run_on(worker))
+                break
+            except WorkerLostError as error:
+                worker.close()
+                self.workers[place] = self._make()
+                if attempt == _ATTEMPTS - 1:
+                    ticket.future.set_exception(error)
+            except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job
+                ticket.future.set_exception(error)
+                break
+        self._running[place] = None
+        return True

@@ -38,11 +38,12 @@ def test_the_tokens_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("picture", [42, 1024])
-def test_the_pictures_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends(picture: int) -> None:
+def test_the_pictures_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends() -> None:
     """A picture of 1024 x 1024 pixels has 6 MB of patches and 1,369 tokens."""
-    row = _measured(128, siblings=8, prompt=16, median=50, longest=100, steps=2, picture=picture)
-    if picture == 1024:
-        assert row["store, MB"] >= 16 * 5
+    lengths = {"siblings": 8, "prompt": 16, "median": 50, "longest": 100, "steps": 2}
+    without, row = (_measured(128, picture=picture, **lengths) for picture in (0, 1024))
+    assert row["store, MB"] >= 16 * 5
     assert row["left, MB"] == 0
-    assert row["out, B/sample"] + row["in, B/sample"] < 1_000
+    # What calls and metrics cost is spread over few samples here.
+    way = ("out, B/sample", "in, B/sample")
+    assert sum(row[name] - without[name] for name in way) < 600

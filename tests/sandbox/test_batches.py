@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_a_pool_that_closes_ends_a_job_that_a_thread_has_just_taken(worker: Work
     assert all(ticket.future.done() for ticket in tickets)
     with pytest.raises(SandboxError, match="the sandbox is closed"):
         pool.submit(Job(ENDLESS), BRIEF)
+
+
+def test_an_idle_thread_of_a_pool_forgets_its_last_job(worker: WorkerProcess) -> None:
+    pool = Pool(lambda: WorkerProcess(settings("none", (), ())), [worker])
+    ticket = pool.submit(Job("print(1)"), BRIEF)
+    assert ticket.future.result(timeout=30).stdout == "1\n"
+    held = weakref.ref(ticket)
+    del ticket
+    deadline = time.monotonic() + 10
+    while held() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held() is None
+    pool.close()
 
 
 @pytest.mark.filterwarnings("ignore:the sandbox runs programs at level `none`")

@@ -91,17 +91,24 @@ class DaemonThreads:
     def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         """Run jobs from the thread's queue until None comes or the threads are closed; between
         jobs, wait as an idle thread."""
-        while (job := jobs.get()) is not None:
-            job.work()
-            with self._lock:
-                job.ended = True
-                self._hung -= job.abandoned
-                closed = self._closed
-                if not closed:
-                    self._idle.append(jobs)
-            job.finish()
-            if closed:
-                return
+        while self._work_once(jobs):
+            pass
+
+    def _work_once(self, jobs: queue.SimpleQueue[_Job | None]) -> bool:
+        """Wait for a job and run it; return whether to wait for another. The job is forgotten
+        with this frame: a waiting thread would keep what the call was made with."""
+        job = jobs.get()
+        if job is None:
+            return False
+        job.work()
+        with self._lock:
+            job.ended = True
+            self._hung -= job.abandoned
+            closed = self._closed
+            if not closed:
+                self._idle.append(jobs)
+        job.finish()
+        return not closed
 
 
 class _Job:
