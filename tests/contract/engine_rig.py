@@ -160,9 +160,11 @@ def outer_and_inner(kind: str) -> tuple[psutil.Process, psutil.Process]:
         "vllm": ("VLLM::EngineCore", "VLLM::Worker"),
         "sglang": ("roll.strategy.sglang.server", "sglang::scheduler"),
     }[kind]
+    # Where nobody waits for orphans, zombies of other tests may be left.
+    living = [one for one in psutil.Process().children(recursive=True) if not is_gone(one)]
     found = {
         mark: child
-        for child in psutil.Process().children(recursive=True)
+        for child in living
         for mark in (outer, inner)
         if mark in f"{child.name()} {' '.join(child.cmdline())}"
     }
