@@ -24,6 +24,7 @@ from roll.distributed.on_ray.environment import (
     on_one_machine,
     prepare_ray,
 )
+from roll.distributed.on_ray.nodes import numbered
 from roll.platform import get_platform
 from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
 from roll.platform.processes import descendants, tree_rss_bytes
@@ -164,7 +165,7 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     driver = {"HF_HUB_OFFLINE": "1", "SECRET": "x", "PYTHONPATH": "/b:/c"} | libraries
     env = actor_env(
         platform="cuda",
-        devices=(2, 3),
+        devices=("2", "3"),
         cores=(4, 5, 6),
         token="t",
         python_path=["/a", "/b"],
@@ -178,6 +179,26 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     assert env[WORKER_TOKEN] == "t"
     assert "SECRET" not in env
     assert "GLOO_SOCKET_IFNAME" not in env, "ranks of several machines would not meet"
+
+
+def test_gpus_are_numbered_by_their_number_or_in_the_order_of_their_uuids() -> None:
+    assert numbered(["10", "2"]) == [(2, "2", 1), (10, "10", 0)]
+    uuids = ["GPU-c0", "MIG-0a", "GPU-1b"]
+    assert numbered(uuids) == [(0, "GPU-1b", 2), (1, "GPU-c0", 0), (2, "MIG-0a", 1)]
+
+
+def test_variables_of_a_role_come_before_those_of_the_driver_and_of_roll() -> None:
+    own = {"NCCL_IB_HCA": "mlx7", "MALLOC_ARENA_MAX": "3", "OMP_NUM_THREADS": "9", "KEY": "k"}
+    env = actor_env(
+        platform="cpu",
+        devices=(),
+        cores=(0,),
+        token="t",
+        own=own | {"GOMP_SPINCOUNT": "5"},
+        driver_environ={"NCCL_IB_HCA": "mlx5", "MALLOC_ARENA_MAX": "4", "KEY": "other"},
+    )
+    assert env.items() >= own.items()
+    assert {name: env[name] for name in WAITING if name in env} == {"GOMP_SPINCOUNT": "5"}
 
 
 @pytest.mark.parametrize("keep_memory", [False, True])

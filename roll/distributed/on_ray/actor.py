@@ -55,6 +55,8 @@ class JobDevice:
     """Number of the node in the job."""
     device: int
     """Number of the GPU on its node, or of the slot of CPU cores."""
+    name: str
+    """Name of the GPU for CUDA_VISIBLE_DEVICES: its number or UUID."""
     cores: tuple[int, ...]
     """Numbers of the CPU cores that belong to the device."""
     group: PlacementGroup | None
@@ -123,7 +125,7 @@ class RayActor:
         asynchronous = is_async(recipe.worker_cls)
         env = actor_env(
             platform=settings.platform,
-            devices=[slot.device for slot in own if slot.group is not None],
+            devices=[slot.name for slot in own if slot.group is not None],
             cores=cores_of(own),
             token=token,
             python_path=settings.python_path,

@@ -113,7 +113,7 @@ first interface that reaches other machines."""
 def actor_env(
     *,
     platform: str,
-    devices: Sequence[int],
+    devices: Sequence[str],
     cores: Sequence[int],
     token: str,
     python_path: Sequence[str] = (),
@@ -125,7 +125,7 @@ def actor_env(
 
     Args:
         platform: `cpu` or `cuda`.
-        devices: numbers of the actor's devices on its node.
+        devices: names of the actor's GPUs on its node: numbers or UUIDs.
         cores: numbers of the actor's CPU cores; it gets one thread for each.
         token: value of `WORKER_TOKEN`.
         python_path: folders with user code (beside the YAML file), which are searched first.
@@ -154,7 +154,7 @@ def actor_env(
     if joined:
         env["PYTHONPATH"] = joined
     if platform == "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return env
 
 

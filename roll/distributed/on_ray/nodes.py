@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -102,7 +101,6 @@ def claim_devices(
 
     Raises:
         WaitTimeoutError: another job holds some of the devices.
-        ConfigError: CUDA_VISIBLE_DEVICES of a node names GPUs by UUID.
     """
     groups = []
     for node in nodes[: layout.nodes]:
@@ -164,29 +162,42 @@ def _node_slots(
     local = node.id == ray.get_runtime_context().get_node_id()
     if layout.platform == "cpu":
         own = cores() if local else _probe(group, [0], 0, timeout_s)[0][1]
-        devices = [(slot, slot) for slot in range(count)]
+        devices = [(slot, str(slot), slot) for slot in range(count)]
     else:
         probed = _probe(group, range(count), 1, timeout_s)
         own = probed[0][1]
-        devices = sorted((device, bundle) for bundle, (device, _) in enumerate(probed))
+        devices = numbered([name for name, _ in probed])
     shares = share_cores(own, count)
     return [
-        JobDevice(first + place, index, device, shares[place], group, bundle)
-        for place, (device, bundle) in enumerate(devices)
+        JobDevice(first + place, index, device, name, shares[place], group, bundle)
+        for place, (device, name, bundle) in enumerate(devices)
     ]
+
+
+def numbered(names: Sequence[str]) -> list[tuple[int, str, int]]:
+    """Return number on the node, name and bundle of each GPU, in the order of the numbers.
+
+    Args:
+        names: name of the GPU of each bundle, as CUDA_VISIBLE_DEVICES of the node names it: a
+            number; or the UUID of a GPU or a MIG slice, which gets a number in the order of the
+            UUIDs.
+    """
+    if all(name.isdecimal() for name in names):
+        return sorted((int(name), name, bundle) for bundle, name in enumerate(names))
+    ordered = sorted((name, bundle) for bundle, name in enumerate(names))
+    return [(number, name, bundle) for number, (name, bundle) in enumerate(ordered)]
 
 
 def _probe(
     group: PlacementGroup, bundles: Sequence[int], gpus: int, timeout_s: float
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Return, for each bundle, the number of its device (0 without `gpus`) and the CPU cores of its
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return, for each bundle, the name of its GPU (empty without `gpus`) and the CPU cores of its
     node, which a task in the bundle reports.
 
     Args:
         gpus: number of GPUs of each bundle, 0 or 1.
 
     Raises:
-        ConfigError: Ray calls GPUs by UUID.
         WaitTimeoutError: a task has not reported within `timeout_s`.
     """
     refs = [
@@ -204,17 +215,11 @@ def _probe(
         raise WaitTimeoutError(
             f"waited {timeout_s:g} s for probes of {len(missing)} of {len(refs)} devices"
         )
-    found: list[Any] = ray.get(refs)
-    for name, _ in found:
-        if name is not None and not name.isdecimal():
-            raise ConfigError(
-                f"Ray calls a GPU {name!r}; set CUDA_VISIBLE_DEVICES to numbers, not UUIDs, "
-                "on every node"
-            )
-    return [(int(name or 0), own) for name, own in found]
+    found: list[tuple[str, tuple[int, ...]]] = ray.get(refs)
+    return found
 
 
-def _look_around() -> tuple[str | None, tuple[int, ...]]:
-    """Return Ray's name of the GPU of this task, if it has one, and the cores of this node."""
+def _look_around() -> tuple[str, tuple[int, ...]]:
+    """Return Ray's name of the GPU of this task, empty without one, and the cores of this node."""
     names = ray.get_gpu_ids()
-    return (str(names[0]) if names else None), cores()
+    return (str(names[0]) if names else ""), cores()

@@ -124,7 +124,7 @@ class ResourceManager:
     ) -> RayCluster[W]:
         """Start a cluster; see `Launcher.start`."""
         recipe = WorkerRecipe(worker_cls, placement, args, kwargs)
-        slots: list[tuple[JobDevice, ...]] = [(JobDevice(-1, 0, 0, cores(), None, 0),)]
+        slots: list[tuple[JobDevice, ...]] = [(JobDevice(-1, 0, 0, "", cores(), None, 0),)]
         if placement.pool is not None:
             slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
