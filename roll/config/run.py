@@ -10,7 +10,12 @@ from pydantic import Field
 
 from roll.config.base import Config
 from roll.config.sections.data import FileConfig
-from roll.config.sections.lifecycle import CheckpointConfig, EvaluationConfig, TrackConfig
+from roll.config.sections.lifecycle import (
+    CheckpointConfig,
+    EvaluationConfig,
+    ProfileConfig,
+    TrackConfig,
+)
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import ClusterConfig, DeviceList, parse_devices
 from roll.config.sections.roles import Role
@@ -43,6 +48,8 @@ class RunConfig(Config, ABC):
     model: ModelConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
+    profile: ProfileConfig | None = None
+    """Steps that are recorded in detail. null: none."""
     validation: EvaluationConfig
 
     @property

@@ -1,4 +1,5 @@
-"""Wall-clock times of named phases, kept as metrics `time/<phase>_s`, and of overlapping work."""
+"""Wall-clock times of named phases, kept as metrics `time/<phase>_s`; when single pieces of work
+began and ended; and the time of overlapping work."""
 
 from __future__ import annotations
 
@@ -6,8 +7,47 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from roll.core.metrics import Metrics, Sum
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of work with a name, such as a call of a worker's method."""
+
+    name: str
+    begin_s: float
+    end_s: float
+    """Begin and end, in seconds since 1970, by the clock of the machine that did the work."""
+
+
+class SpanRecorder:
+    """Notes begin and end of pieces of work, while it is switched on. Any thread may call any
+    method."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] | None = None
+
+    def begin(self) -> None:
+        """Switch on, and forget all spans."""
+        self._spans = []
+
+    def end(self) -> list[Span]:
+        """Switch off; return the spans that ended since `begin`."""
+        spans, self._spans = self._spans or [], None
+        return spans
+
+    @contextmanager
+    def noted(self, name: str) -> Iterator[None]:
+        """Note the work inside the block, also if the block raises an error."""
+        begun_s = time.time()
+        try:
+            yield
+        finally:
+            spans = self._spans
+            if spans is not None:
+                spans.append(Span(name, begun_s, time.time()))
 
 
 class Timers:
@@ -15,13 +55,16 @@ class Timers:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self.spans = SpanRecorder()
+        """Recorder of begin and end of the phases."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the time spent inside the block to the phase, also if the block raises an error."""
         start = time.perf_counter()
         try:
-            yield
+            with self.spans.noted(phase):
+                yield
         finally:
             self.add(phase, time.perf_counter() - start)
 

@@ -26,7 +26,7 @@ from roll.distributed.cluster import Cluster, P, Placement, W, ranks_name
 from roll.distributed.dispatch import Apart, Call
 from roll.distributed.local_answers import LocalAnswers, raise_as_worker_error
 from roll.distributed.pending import Answers
-from roll.distributed.worker import is_async
+from roll.distributed.worker import Worker, is_async
 from roll.platform.machine import cores, free_port
 
 LOGGER = logging.getLogger(__name__)
@@ -128,8 +128,9 @@ class _LocalRank(Generic[W]):
         assert task is not None
         self.tasks.add(task)
         try:
-            result = bound(*call.args, **call.kwargs)
-            return await result if inspect.isawaitable(result) else result
+            with self.worker.spans.noted(bound.__name__):
+                result = bound(*call.args, **call.kwargs)
+                return await result if inspect.isawaitable(result) else result
         except asyncio.CancelledError:
             if self.replaced:
                 raise self.lost() from None
@@ -295,7 +296,8 @@ class LocalCluster(Cluster[W], Generic[W]):
             return self._loop.submit(seat.call(bound, call))
         assert self._calls is not None
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._calls.put(partial(_run_into, future, partial(bound, *call.args, **call.kwargs)))
+        noted = partial(_noted, seat.worker, bound)
+        self._calls.put(partial(_run_into, future, partial(noted, *call.args, **call.kwargs)))
         return future
 
     def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:

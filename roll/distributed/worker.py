@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import ClassVar
 
+from roll.config.sections.lifecycle import ProfileKind
+from roll.core.timing import Span, SpanRecorder
 from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.profilers import Profiler, begin_profiler
 from roll.platform import get_platform
 from roll.platform.base import Platform
 from roll.platform.machine import GIB
@@ -28,6 +32,9 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.platform: Platform = get_platform(spec.platform)
+        self.spans = SpanRecorder()
+        """Recorder of the calls of this worker's methods."""
+        self._profiler: Profiler | None = None
 
     @property
     def rank_info(self) -> RankInfo:
@@ -42,6 +49,25 @@ class Worker:
     def memory_gb(self) -> float:
         """Return the resident memory of this process and all its descendants, in GiB."""
         return tree_rss_bytes(os.getpid()) / GIB
+
+    def begin_profile(self, kind: ProfileKind | None) -> None:
+        """Begin to note the calls of this worker.
+
+        Args:
+            kind: what is recorded inside the calls, too; None: nothing.
+        """
+        self.spans.begin()
+        if kind is not None:
+            self._profiler = begin_profiler(kind)
+
+    def end_profile(self, folder: Path) -> list[Span]:
+        """Return the calls that ended since `begin_profile`. What was recorded inside them is
+        written into `folder`, into a file with the worker's name."""
+        spans = self.spans.end()
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.end(folder, self.spec.name)
+        return spans
 
     def stopped_processes(self) -> list[str]:
         """Return names of descendant processes that the worker needs and that a signal has stopped.

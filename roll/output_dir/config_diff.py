@@ -18,6 +18,7 @@ EXPECTED = (
     "stop_at",
     "output_dir",
     "track",
+    "profile",
     "checkpoint",
     "cluster",
 )

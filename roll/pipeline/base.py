@@ -28,6 +28,7 @@ from roll.output_dir.resume import Start, exported_file, find_start, finished_su
 from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
 from roll.output_dir.whole_file import replace_file
+from roll.pipeline.profiling import StepProfiler
 from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -60,11 +61,12 @@ class Pipeline(ABC, Generic[C]):
         """
         self.written = config
         self.config = absolute_paths(config)
-        self.launcher = launcher
+        self.output_dir = Path(self.config.output_dir)
+        self.profiler = StepProfiler(config, launcher, self.output_dir / "profile", platform)
+        self.launcher: Launcher = self.profiler
         self.loop = loop
         self.platform = platform
         self.data = data
-        self.output_dir = Path(self.config.output_dir)
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.timers = Timers()
         self._begun = time.perf_counter()
@@ -229,7 +231,7 @@ class Pipeline(ABC, Generic[C]):
         wish = StopWish(self.config.stop_at)
         with wish.asked_by(signal.SIGTERM):
             for step in range(first, last):
-                with self.timers.timed("step"):
+                with self.profiler.step(step, self.timers), self.timers.timed("step"):
                     metrics = self.step(step)
                 metrics = metrics | self.timers.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})

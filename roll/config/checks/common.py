@@ -35,6 +35,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _pools(config)
     yield from _layouts(config)
     yield from _schedule(config)
+    yield from _profile(config)
     yield from _checkpoint(config)
     yield from _frozen(config)
     yield from sharded_adapter_problems(config)
@@ -67,6 +68,22 @@ def _pools(config: RunConfig) -> Iterator[str]:
                     f"pools.{name}: names device {largest}, but the cluster has {total} devices "
                     f"({config.cluster.nodes} nodes x {per_node}), 0 to {total - 1}"
                 )
+
+
+def _profile(config: RunConfig) -> Iterator[str]:
+    """Yield roles in `profile` that do not exist or have no PyTorch of ours to record, and steps
+    that the run does not have."""
+    profile = config.profile
+    if profile is None:
+        return
+    for role in profile.roles:
+        if role not in config.computing:
+            known = ", ".join(config.computing)
+            yield f"profile.roles: no role {role!r} trains or scores (roles that do: {known})"
+    for step in profile.steps:
+        if step >= config.max_steps:
+            last = config.max_steps - 1
+            yield f"profile.steps: no step {step}; the run has the steps 0 to {last}"
 
 
 def _layouts(config: RunConfig) -> Iterator[str]:

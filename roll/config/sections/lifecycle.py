@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -140,6 +140,23 @@ class CheckpointConfig(Config):
         if self.higher_is_better is not None:
             return self.higher_is_better
         return is_better_high(self.best_metric or "")
+
+
+ProfileKind = Literal["torch", "memory"]
+
+
+class ProfileConfig(Config):
+    """Recording of single steps: which worker does what when, and what PyTorch does in some."""
+
+    steps: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """Steps to record. Each costs time and gets a folder `profile/step_<step>` in output_dir."""
+    roles: tuple[str, ...] = ("actor_train",)
+    """Roles whose calls PyTorch records from inside; roles that train or score, by their keys."""
+    ranks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Ranks of these roles that are recorded."""
+    kind: ProfileKind = "torch"
+    """What PyTorch records. `torch`: operators and kernels, as a Chrome trace. `memory`: every
+    allocation of GPU memory, as a snapshot for https://pytorch.org/memory_viz."""
 
 
 class TrackConfig(Config):

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,8 @@ class HostInfo:
     pid: int
     started: str | None
     """See `roll.distributed.processes.reaper.started`."""
-    """IP address of its node."""
     address: str
+    """IP address of its node."""
     log: str
     """Path of the file that its standard error is written to; not a path if standard error is no
     file, and empty where /proc does not exist."""
@@ -95,6 +96,11 @@ class _HostBase:
         method: Callable[..., Any] = getattr(self._worker, name)
         return method
 
+    def _noted(self, method: str) -> AbstractContextManager[None]:
+        """Note a call of the worker while it is profiled."""
+        assert self._worker is not None, "build comes first"
+        return self._worker.spans.noted(method)
+
     def _to_send(self, method: str, result: Any) -> Any:
         """Return the result of a call, or None if the driver does not use that of this rank."""
         assert self._worker is not None, "build comes first"
@@ -117,7 +123,8 @@ class SyncHost(_HostBase):
     def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         """Return the result of the worker's method; None if the driver does not use that of this
         rank. Ray replaces references among `args`, but not in `kwargs`, by their values."""
-        return self._to_send(method, self._method(method)(*args, **kwargs))
+        with self._noted(method):
+            return self._to_send(method, self._method(method)(*args, **kwargs))
 
     def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`."""
@@ -147,8 +154,9 @@ class AsyncHost(_HostBase):
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         """Return the result of the worker's method, awaited if need be; see `SyncHost.run`."""
-        result = self._method(method)(*args, **kwargs)
-        return self._to_send(method, await result if inspect.isawaitable(result) else result)
+        with self._noted(method):
+            result = self._method(method)(*args, **kwargs)
+            return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
     async def exchange(
         self, caller: str, calls: Sequence[SentCall]
