@@ -9,8 +9,8 @@ Methods are passed as values, so that mypy checks each call and a text search fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from roll.config.sections.roles import Role
@@ -48,6 +48,8 @@ class Placement:
     replaceable: bool = False
     """True if the death of a worker does not end the run: calls to the dead worker raise
     `WorkerLostError`, and `Cluster.restart` starts a new worker in its place."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of these workers alone."""
 
     @property
     def name(self) -> str:

@@ -57,7 +57,13 @@ class LocalLauncher:
         **kwargs: P.kwargs,
     ) -> LocalCluster[W]:
         """See `Launcher.start`. Unlike on Ray, an error of a constructor is raised unchanged, and
-        constructors have no time limit."""
+        constructors have no time limit.
+
+        Raises:
+            ValueError: the placement sets environment variables, which all workers would get.
+        """
+        if placement.env:
+            raise ValueError(f"{placement.name}: workers of one process cannot have their own env")
         # Even a single worker may create a process group, which needs an address.
         rendezvous = f"127.0.0.1:{free_port()}"
         world_size = placement.workers or self._world_size

@@ -22,7 +22,8 @@ EXPECTED = (
     "checkpoint",
     "cluster",
 )
-"""Keys that may differ: they set how long a run is, where it runs and what it leaves behind."""
+"""Keys that may differ: they set how long a run is, where it runs and what it leaves behind. So may
+the environment variables of a role."""
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
@@ -44,8 +45,14 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     return [
         f"{key}: {then.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted(then.keys() | now.keys())
-        if then.get(key) != now.get(key) and key.split(".")[0] not in EXPECTED
+        if then.get(key) != now.get(key) and not _may_differ(key)
     ]
+
+
+def _may_differ(key: str) -> bool:
+    """Return whether the value of a dotted key may differ without a word."""
+    first, *rest = key.split(".")
+    return first in EXPECTED or (first != "environments" and "env" in rest)
 
 
 def _settings(file: Path) -> Mapping[str, Any]:

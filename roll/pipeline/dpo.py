@@ -46,7 +46,7 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         if (role := config.reference) is not None:
             reference = self.launcher.start(
                 ReferenceWorker,
-                Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
+                Placement(Role.REFERENCE, pool=role.pool, seed=config.seed, env=role.env),
                 role,
                 role.model or config.train_model,
                 1.0,

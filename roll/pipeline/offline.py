@@ -110,7 +110,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         self.sharing = DeviceSharing(config, taking_turns=self.platform == "cuda")
         cluster = self.launcher.start(
             worker,
-            Placement(Role.ACTOR_TRAIN, pool=role.pool, seed=config.seed),
+            Placement(Role.ACTOR_TRAIN, pool=role.pool, seed=config.seed, env=role.env),
             role,
             config.train_model,
             head,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
-from roll.config.sections.training import CriticRole, ScoreRole, TeacherRole
+from roll.config.sections.training import CriticRole, LearnerRole, ScoreRole, TeacherRole
 from roll.core.errors import WaitTimeoutError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
@@ -150,6 +150,7 @@ def _start_infer(config: RlvrBase, launcher: Launcher) -> Cluster[InferWorker]:
             per_worker=role.devices_per_worker,
             seed=config.seed,
             replaceable=True,
+            env=role.env,
         ),
         role,
         config.train_model,
@@ -163,7 +164,7 @@ def _start_actor(
     """Start the cluster that trains the policy."""
     return launcher.start(
         ActorWorker,
-        Placement(Role.ACTOR_TRAIN, pool=config.actor_train.pool, seed=config.seed),
+        _placed(Role.ACTOR_TRAIN, config.actor_train, config),
         config.actor_train,
         config.train_model,
         config.algorithm,
@@ -180,7 +181,7 @@ def _start_reference(
     sampling."""
     return launcher.start(
         ReferenceWorker,
-        Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
+        _placed(Role.REFERENCE, role, config),
         role,
         config.reference_model,
         config.sampling.temperature,
@@ -191,7 +192,7 @@ def _start_critic(config: RlvrBase, role: CriticRole, launcher: Launcher) -> Clu
     """Start the cluster that trains the critic."""
     return launcher.start(
         CriticWorker,
-        Placement(Role.CRITIC, pool=role.pool, seed=config.seed),
+        _placed(Role.CRITIC, role, config),
         role,
         config.critic_model,
         config.total_updates(Role.CRITIC),
@@ -235,8 +236,15 @@ def _start_teacher(
         )
     return launcher.start(
         ReferenceWorker,
-        Placement(Role.TEACHER, pool=role.pool, seed=config.seed, label=name),
+        _placed(Role.TEACHER, role, config, label=name),
         role,
         role.model,
         config.sampling.temperature,
     )
+
+
+def _placed(
+    role: Role, settings: LearnerRole | ScoreRole, config: RlvrBase, label: str = ""
+) -> Placement:
+    """Return the placement of a role with one worker per device."""
+    return Placement(role, pool=settings.pool, seed=config.seed, label=label, env=settings.env)

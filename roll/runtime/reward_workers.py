@@ -77,6 +77,7 @@ def _start(config: RlvrBase, launcher: Launcher, name: str, reward: RewardConfig
         workers=None if reward.model else reward.workers,
         seed=config.seed,
         label=name,
+        env=reward.env,
     )
     sharers = 1 if reward.judge is None else config.sharers(reward.judge.by)
     worker, arguments = reward_recipe(name, reward, config.judges, sharers=sharers)

@@ -70,7 +70,7 @@ def start_teacher(
     seed: int,
 ) -> Cluster[TeacherWorker]:
     """Start the cluster of a teacher from whose whole distributions students learn."""
-    place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name)
+    place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name, env=role.env)
     return launcher.start(TeacherWorker, place, role, target, num_tokens(tokenizer))
 
 

@@ -59,9 +59,12 @@ def test_two_roles_share_a_pool_and_ranks_of_one_role_talk_to_each_other(
     manager: ResourceManager,
 ) -> None:
     first = manager.start(Adder, Placement(Role.ACTOR_TRAIN, pool="pair"), 0)
-    second = manager.start(Adder, Placement(Role.REFERENCE, pool="pair"), 0)
+    own = {"NCCL_IB_HCA": "mlx7"}
+    second = manager.start(Adder, Placement(Role.REFERENCE, pool="pair", env=own), 0)
     assert [s.devices for _, s, _ in first.call_each(Adder.where)] == [(0,), (1,)]
     assert [s.devices for _, s, _ in second.call_each(Adder.where)] == [(0,), (1,)]
+    assert all("NCCL_IB_HCA" not in env for _, _, env in first.call_each(Adder.where))
+    assert all(env.items() >= own.items() for _, _, env in second.call_each(Adder.where))
     sums = [first.submit(Adder.summed_rank), second.submit(Adder.summed_rank)]
     assert [each.result() for each in sums] == [3.0, 3.0]
     first.close()

@@ -48,6 +48,33 @@ def _one_device(value: Any) -> Any:
 DeviceList = Annotated[str, BeforeValidator(_one_device), AfterValidator(_check_devices)]
 
 
+OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+"""Variables that the run itself sets for each worker, beside those that begin with `ROLL_`."""
+
+
+def _text(value: Any) -> Any:
+    """Turn numbers among the values of a mapping into text: YAML reads `NCCL_DEBUG_X: 1` so."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(own) if isinstance(own, int | float) and not isinstance(own, bool) else own
+        for name, own in value.items()
+    }
+
+
+def _check_variables(variables: dict[str, str]) -> dict[str, str]:
+    """Return environment variables unchanged; ValueError if a name is none, or the run's own."""
+    for name in variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r} is no name of an environment variable")
+        if name in OWN_VARIABLES or name.startswith("ROLL_"):
+            raise ValueError(f"{name!r} is set by the run itself (devices: by `pools`)")
+    return variables
+
+
+Variables = Annotated[dict[str, str], BeforeValidator(_text), AfterValidator(_check_variables)]
+
+
 class ClusterConfig(Config):
     """Machines of the job. A device is a GPU, or a share of the CPU cores where there are no
     GPUs."""

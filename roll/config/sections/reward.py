@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from roll.config.base import Config
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.placement import Variables
 from roll.config.sections.services.judge import GROUP_VERDICTS, JudgedConfig
 from roll.config.sections.services.remote import RemoteConfig
 
@@ -49,6 +50,8 @@ class RewardConfig(Config):
     scores are added."""
     weight: float = 1.0
     """Factor of this reward in the total reward."""
+    env: Variables = {}
+    """Environment variables of the reward's workers alone, such as a key for a server."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Time limit for one sample, or for one group with `per: group`, in seconds. A sample that
     takes longer counts as failed. If left out: 10 s; for `code`, whose programs wait in a queue and

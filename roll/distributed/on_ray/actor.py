@@ -132,8 +132,11 @@ class RayActor:
             # Asynchronous workers (engines, rewards) compute in other processes: no gain for them.
             keep_memory=settings.platform == "cpu" and not asynchronous,
             single_host=settings.single_node,
+            own=place.env,
         )
-        python = _python(settings.fork_server, recipe.worker_cls, env)
+        # Libraries of a fork have read their variables in the server.
+        server = None if place.env else settings.fork_server
+        python = _python(server, recipe.worker_cls, env)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,

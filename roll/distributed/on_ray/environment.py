@@ -119,6 +119,7 @@ def actor_env(
     python_path: Sequence[str] = (),
     keep_memory: bool = False,
     single_host: bool = False,
+    own: Mapping[str, str] | None = None,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the variables of one actor, which are added to those of its node.
@@ -131,9 +132,11 @@ def actor_env(
         python_path: folders with user code (beside the YAML file), which are searched first.
         keep_memory: also set `KEEP_FREED_MEMORY` and `WITHOUT_TRITON`.
         single_host: True if all workers of the run are on one machine.
+        own: variables of the actor's role, which come before all that are not of the run itself.
         driver_environ: variables of the driver, by default those of this process.
     """
     driver = os.environ if driver_environ is None else driver_environ
+    driver = {**driver, **(own or {})}
     env = on_one_machine(driver) if single_host else {}
     env |= {
         name: value
@@ -149,6 +152,7 @@ def actor_env(
         env |= thread_waiting(driver)
     if keep_memory:
         env[WITHOUT_TRITON] = "1"
+    env |= own or {}
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     if joined:

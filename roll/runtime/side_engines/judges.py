@@ -38,6 +38,7 @@ def start_judges(engines: SideEngines, trainer_lock: FairLock) -> dict[str, Infe
             seed=config.seed,
             label=name,
             replaceable=True,
+            env=judge.env,
         )
         resident = resident_name("judges", name)
         replicas = engines.start(

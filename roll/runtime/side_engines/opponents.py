@@ -37,6 +37,7 @@ def start_opponents(
                 seed=config.seed,
                 label=name,
                 replaceable=True,
+                env=opponent.env,
             ),
             opponent,
             opponent.model or config.train_model,
