@@ -33,8 +33,6 @@ PASSED_PREFIXES = ("NCCL_", "PYTORCH_", "SGLANG_", "TORCH_NCCL_", "VLLM_")
 """Beginnings of the names of further such variables: settings of libraries, of which each release
 has others."""
 
-TUNABLES = "GLIBC_TUNABLES"
-
 ONE_HEAP = {
     # By default, glibc gives threads heaps of their own (8 per core), and each heap stays as large
     # as it ever was. So a worker whose threads take turns grows for a long time, although it frees
@@ -50,8 +48,6 @@ KEEP_FREED_MEMORY = {
     # shrinks, there are no page faults after the second step.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    # Use pages of 2 MB if the kernel offers them on request: a step takes 1 to 2 % less time.
-    TUNABLES: "glibc.malloc.hugetlb=1",
 }
 """Variables for workers that compute with torch on the CPU, in addition to `ONE_HEAP`. Values set
 by the user take precedence."""

@@ -20,18 +20,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from roll.distributed.on_ray.environment import (
-    KEEP_FREED_MEMORY,
-    TUNABLES,
-    prepare_ray,
-    thread_waiting,
-)
+from roll.distributed.on_ray.environment import prepare_ray, thread_waiting
 from roll.distributed.processes import fork_client
 
-ONLY_AT_LOAD = {
-    TUNABLES: KEEP_FREED_MEMORY[TUNABLES],  # a running process cannot set this one
-    "OPENBLAS_NUM_THREADS": "1",  # otherwise importing numpy starts threads
-}
+ONLY_AT_LOAD = {"OPENBLAS_NUM_THREADS": "1"}  # otherwise importing numpy starts threads
 
 
 class ForkServer:
@@ -51,8 +43,7 @@ class ForkServer:
         prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
-        # Not first: the C library moves GLIBC_TUNABLES, and setproctitle starts at the first one.
-        # OpenMP, too, reads its variables when it is loaded, which is here.
+        # OpenMP reads its variables when it is loaded, which is here.
         env = {**os.environ, **(ONLY_AT_LOAD | thread_waiting(os.environ) | os.environ)}
         with ExitStack() as listeners:
             orders = []
