@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.core.completion import Completion, FinishReason, VersionRuns
+from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest
 
 NOTHING_YET = Completion.of((), (), (), FinishReason.ABORT)
@@ -35,11 +36,19 @@ def sampling_params(request: GenerateRequest) -> Any:
 
 
 def finished(output: Any, start: int = 0) -> Completion:
-    """Return a final `CompletionOutput` as a completion, without its first `start` tokens."""
+    """Return a final `CompletionOutput` as a completion, without its first `start` tokens.
+
+    Raises:
+        EngineError: vLLM gave the request up.
+    """
     spans = [(int(span.version), span.start) for span in output.weight_versions or ()]
-    return _completion(
-        output.token_ids, output.logprobs, spans, output.finish_reason or "abort", start
-    )
+    reason = output.finish_reason or "abort"
+    if reason not in list(FinishReason):
+        raise EngineError(
+            f"vLLM ended a request with {reason!r} after {len(output.token_ids)} tokens (see its "
+            "log); with a JSON schema, the model may have no token that the grammar allows"
+        )
+    return _completion(output.token_ids, output.logprobs, spans, reason, start)
 
 
 def unfinished(processor: Any, request_id: str, starts: Sequence[int]) -> list[Completion]:
