@@ -4,9 +4,11 @@ First a run in which the judge of two rewards is killed once. It prints the rewa
 the start and at the end, and what was lost. Then short runs in turns: with all rewards, and with
 one that compares two texts in place of them. They learn next to nothing (the learning rate is
 almost 0), so that both generate the same responses; the steps of each round are compared, without
-the first ones.
+the first ones. Their policy is the same with `--layers` further layers that change nothing: a model
+that answers within a quarter of a second leaves no time in which rewards could be computed.
 
     python benchmarks/mixed_domains.py [--out outputs/mixed] [--steps 60] [--rounds 3] [--timed 12]
+        [--layers 60]
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +72,26 @@ def timed(run: Mapping[str, Any], steps: int) -> dict[str, Any]:
         "checkpoint": {"every": None, "export_hf": False},
         "track": {"tensorboard": False, "rollouts_every": None, "verify_weights": "never"},
     }
+
+
+def deepened(model: Path, folder: Path, layers: int) -> Path:
+    """Write a model into `folder` that equals `model` but for further layers, which add nothing to
+    the hidden states; return the folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model)
+    first = config.num_hidden_layers
+    config.num_hidden_layers += layers
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    deep = AutoModelForCausalLM.from_config(config)
+    known = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    deep.load_state_dict(known, strict=False)
+    for layer in deep.model.layers[first:]:
+        for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(last.weight)
+    deep.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
 
 
 def records_of(run: Mapping[str, Any], folder: Path, *, kill_at: int | None = None) -> list[Record]:
@@ -126,8 +149,16 @@ def learn(run: Mapping[str, Any], folder: Path, steps: int) -> bool:
     return rises and lost == 1 and max(rates) == 0 and not missing
 
 
-def compare(run: Mapping[str, Any], folder: Path, rounds: int, steps: int) -> bool:
-    """Print the times of steps with rewards and without; return whether they are close enough."""
+def compare(run: Mapping[str, Any], folder: Path, rounds: int, steps: int, layers: int) -> bool:
+    """Print the times of steps with rewards and without; return whether they are close enough.
+
+    Args:
+        layers: number of further layers of the policy.
+    """
+    run = {
+        **run,
+        "model": {"path": str(deepened(Path(run["model"]["path"]), folder / "deep", layers))},
+    }
     kinds = {"with": timed(run, steps + SKIP), "without": timed(without_rewards(run), steps + SKIP)}
     found: dict[str, list[Record]] = {kind: [] for kind in kinds}
     for number in range(rounds):
@@ -163,6 +194,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of the run that learns; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timed", type=int, default=12, help="steps of each run that is timed")
+    parser.add_argument("--layers", type=int, default=60, help="further layers of timed policies")
     args = parser.parse_args()
     out: Path = args.out.resolve()
     make = [sys.executable, str(ROOT / "examples" / "mixed.py"), "--out", str(out)]
@@ -172,7 +204,7 @@ def main() -> None:
     if args.steps:
         good &= learn(run, out / "bench" / "learn", args.steps)
     if args.rounds:
-        good &= compare(run, out / "bench", args.rounds, args.timed)
+        good &= compare(run, out / "bench", args.rounds, args.timed, args.layers)
     sys.exit(0 if good else 1)
 
 

@@ -48,7 +48,7 @@ def task(folder: Path) -> Path:
     }
     run["data"] |= {"prompts_per_step": PROMPTS, "samples_per_prompt": SIBLINGS}
     run["actor_infer"]["strategy"] = {"kind": "hf"}
-    run["judges"]["reader"]["health"] = {"heartbeat_s": 0.2}
+    run["judges"]["reader"] |= {"strategy": {"kind": "hf"}, "health": {"heartbeat_s": 0.2}}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(run))
     return path
