@@ -39,6 +39,10 @@ class ClusterHosts:
     name: str
     config: EnvironmentConfig
     cluster: Cluster[EnvWorker]
+    _room: asyncio.Semaphore | None = field(init=False)
+    """Limit of `max_episodes`; None if there is none."""
+    _inside: set[str] = field(default_factory=set, init=False)
+    """Episodes that count for it: from before they begin to the end of their environment."""
     _places: dict[str, int] = field(default_factory=dict, init=False)
     """Rank of the worker of each running episode."""
     _ends: list[BatchedCalls[str, None]] = field(init=False)
@@ -47,11 +51,16 @@ class ClusterHosts:
     _background: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
+        most = self.config.max_episodes
+        self._room = None if most is None else asyncio.Semaphore(most)
         self._turn = cycle(range(self.cluster.world_size))
         self._ends = [BatchedCalls(self._end_on(rank)) for rank in range(self.cluster.world_size)]
 
     async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
-        """Begin an episode on the next worker that lives; see `Hosts.open`."""
+        """Begin an episode on the next worker that lives, once there is room; see `Hosts.open`."""
+        if self._room is not None:
+            await self._room.acquire()
+            self._inside.add(episode)
         rank = await self._living()
         self._places[episode] = rank
         options = options_of(prompt)
@@ -78,6 +87,8 @@ class ClusterHosts:
         rank = self._places.pop(episode, None)
         if rank is not None and rank not in self.cluster.lost:
             self._later(self._end(rank, episode))
+        else:
+            self._leave(episode)
 
     async def _answer(self, rank: int, answer: Awaitable[Observed]) -> Observed:
         """Wait for a worker; turn its death into a failure of the episode, and replace it.
@@ -139,6 +150,15 @@ class ClusterHosts:
             await self._ends[rank].ask([episode])
         except RollError as error:
             logger.debug("environment %s: episode %s: %s", self.name, episode, error)
+        finally:
+            self._leave(episode)
+
+    def _leave(self, episode: str) -> None:
+        """Give the place of an episode to the next one that waits; ignore one without a place."""
+        if episode in self._inside:
+            assert self._room is not None
+            self._inside.remove(episode)
+            self._room.release()
 
     def _end_on(self, rank: int) -> Callable[[list[str]], Awaitable[list[None]]]:
         """Return the function that ends several episodes of one worker in one call."""

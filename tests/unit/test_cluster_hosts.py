@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.roles import Role
+from roll.core.errors import EnvironmentFailedError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
@@ -54,3 +56,58 @@ def test_a_worker_that_does_not_start_again_is_replaced_once_more(trouble: str) 
         opened = asyncio.run(asyncio.wait_for(hosts.open("e", 1, prompt("a:1")), 10))
     assert opened.text == "go"
     assert len(starts) == 3
+
+
+class Counting(EnvWorker):
+    """Counts the episodes that are open in all workers; every third one does not begin."""
+
+    def __init__(self, spec: WorkerSpec, opened: set[str], seen: list[int]) -> None:
+        super(EnvWorker, self).__init__(spec)
+        self.host = self._guard = None
+        self.opened, self.seen = opened, seen
+
+    async def start(self) -> None: ...
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        self.opened.add(episode)
+        self.seen.append(len(self.opened))
+        await asyncio.sleep(0.001)
+        if seed % 3 == 2:
+            raise EnvironmentFailedError("no board")
+        return Observed(array("i", [1]), "go")
+
+    async def end(self, episodes: list[str]) -> None:
+        await asyncio.sleep(0.001)
+        self.opened -= set(episodes)
+
+
+def test_the_episodes_of_all_workers_together_are_limited() -> None:
+    place = Placement(Role.ENVIRONMENT, pool="all", workers=2, replaceable=True)
+    opened: set[str] = set()
+    seen: list[int] = []
+
+    async def play(hosts: ClusterHosts, number: int) -> None:
+        try:
+            with suppress(EnvironmentFailedError):
+                await hosts.open(f"e{number}", number, prompt("a:1"))
+                await asyncio.sleep(0.001)
+        finally:
+            hosts.close(f"e{number}")
+
+    async def main(cluster: Cluster[Any]) -> None:
+        hosts = ClusterHosts("echo", EnvironmentConfig(env="echo", max_episodes=3), cluster)
+        episodes = [asyncio.ensure_future(play(hosts, number)) for number in range(24)]
+        await asyncio.sleep(0)
+        for waiting in episodes[10:14]:
+            waiting.cancel()
+        await asyncio.wait(episodes)
+        assert max(seen) == 3
+        assert len(seen) == 20, "those that were given up while they waited never began"
+        before = len(seen)
+        await asyncio.gather(*(play(hosts, 100 + number) for number in range(6)))
+        assert len(seen) == before + 6, "no place is lost"
+        assert max(seen) == 3
+
+    with LocalLauncher(call_timeout_s=5) as launcher:
+        cluster: Cluster[Any] = launcher.start(Counting, place, opened, seen)
+        asyncio.run(asyncio.wait_for(main(cluster), 20))

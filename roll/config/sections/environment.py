@@ -113,6 +113,10 @@ class EnvironmentConfig(Config):
     """Time limit for making and resetting an environment, in seconds."""
     step_timeout_s: float = Field(default=30.0, gt=0)
     """Time limit for one step, in seconds."""
+    max_episodes: int | None = Field(default=None, ge=1)
+    """Number of episodes that run at once in environments of this name, over all workers, in
+    training and validation: as many as a server behind them bears, or as memory holds. Further
+    ones begin, in order, when others have ended. null: no limit."""
     concurrency: int = Field(default=64, ge=1)
     """Number of calls to environments that run at once in one worker. Episodes that wait for the
     policy do not count."""
