@@ -34,8 +34,8 @@ WON_BY_FIRST = "5 1 3 2 7"
 """Moves of a game: the first player wins by a diagonal."""
 
 
-def game(*moves: str, name: str = "tic_tac_toe") -> list[Any]:
-    env = SelfPlay(game=name, rules=False)  # type: ignore[arg-type]  # a test gives a wrong one
+def game(*moves: str, name: str = "tic_tac_toe", **kwargs: int) -> list[Any]:
+    env = SelfPlay(name, False, **kwargs)  # type: ignore[arg-type]  # a test gives a wrong one
     return [env.reset(seed=0), *(env.step(move) for move in moves)]
 
 
@@ -59,10 +59,15 @@ def test_the_winner_gets_1_and_the_other_the_opposite() -> None:
     assert "rewards" not in info
 
 
-def test_three_turns_without_a_move_lose() -> None:
-    *_, (_, reward, over, _, info) = game("5", "none", "5", "10")
-    assert (reward, over, info["rewards"]) == (-1.0, True, {0: 1.0})
-    assert (info["invalid"], info["first_won"]) == (3, True)
+@pytest.mark.parametrize("most", [1, 3])
+def test_turns_without_a_move_lose_for_their_player_alone(most: int) -> None:
+    turns = ("none", "5", "10")[:most]
+    *before, (_, reward, over, _, info) = game("5", *turns, max_invalid=most)
+    assert not any(answer[2] for answer in before[1:])
+    assert (reward, over, "rewards" in info) == (-1.0, True, False)
+    assert (info["invalid"], info["success"], info["drawn"]) == (most, False, False)
+    with pytest.raises(ValueError, match="max_invalid = 0 must be at least 1"):
+        game(max_invalid=0)
 
 
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])

@@ -19,7 +19,8 @@ class SelfPlay:
 
     Each player sees the board as in the game of the same name against a scripted opponent: its own
     pieces are X. So what is learnt here can be tried there. The reward is 1 for the player who
-    wins, -1 for the other. Three turns of a player without an allowed move lose.
+    wins, -1 for the other. Turns without an allowed move lose, for that player alone: nobody wins
+    such a game, so that nobody learns to wait for it.
 
     Args:
         game: `tic_tac_toe`, or `connect_four` on 6 rows and 7 columns.
@@ -27,6 +28,9 @@ class SelfPlay:
         opening: largest number of random moves before the first turn. The seed draws how many and
             which; none of them wins. So the policy meets positions that it would not play itself,
             and all games of a task begin with the same one.
+        max_invalid: number of turns without an allowed move that lose. With 1 each such turn counts
+            against it; with more of them, all but the last one cost nothing, and a policy that has
+            learned of its losses alone may forget the rules.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class SelfPlay:
         game: Literal["tic_tac_toe", "connect_four"] = "tic_tac_toe",
         rules: bool = True,
         opening: int = 0,
+        max_invalid: int = MAX_INVALID,
     ) -> None:
         """Take the arguments, which the class describes; ValueError for one that is out of its
         range."""
@@ -48,14 +53,19 @@ class SelfPlay:
             self._picture = connect_four.picture
         if not 0 <= opening <= MOST_OPENING:
             raise ValueError(f"opening = {opening} must be from 0 to {MOST_OPENING}")
+        if max_invalid < 1:
+            raise ValueError(f"max_invalid = {max_invalid} must be at least 1")
         self.rules = rules
         self.opening = opening
+        self.max_invalid = max_invalid
         self._pieces = [0, 0]
         """Fields of each player, as in `Lines`."""
         self._player = 0
         self._invalid = [0, 0]
         self._begun: set[int] = set()
         self._winner: int | None = None
+        self._lost = False
+        """True if a game has ended by turns without an allowed move."""
         self._over = False
 
     def reset(
@@ -72,18 +82,17 @@ class SelfPlay:
         place = self._lines.landing(full, int(numbers[-1]) - 1) if numbers else None
         if place is None:
             self._invalid[player] += 1
-            if self._invalid[player] >= MAX_INVALID:
-                self._winner, self._over = other, True
+            self._lost = self._over = self._invalid[player] >= self.max_invalid
         else:
             self._pieces[player] |= 1 << place
             if self._lines.wins(self._pieces[player], place):
                 self._winner, self._over = player, True
             self._over = self._over or self._lines.full(self._pieces[0] | self._pieces[1])
             self._player = other
-        reward = 0.0 if self._winner is None else 1.0 if self._winner == player else -1.0
+        reward = 1.0 if self._winner is not None else -1.0 if self._lost else 0.0
         info = self._info()
         if self._winner is not None:
-            info["rewards"] = {other: -reward}
+            info["rewards"] = {other: -1.0}
         return self._shown(), reward, self._over, False, info
 
     def close(self) -> None:
@@ -115,7 +124,7 @@ class SelfPlay:
         return {
             "seat": self._player,
             "success": self._winner is not None,
-            "drawn": self._over and self._winner is None,
+            "drawn": self._over and self._winner is None and not self._lost,
             "first_won": self._winner == 0,
             "invalid": sum(self._invalid),
             "state": "".join(self._sign(place) or "_" for place in fields),
