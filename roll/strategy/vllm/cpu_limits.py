@@ -33,7 +33,7 @@ def check_model_type(model: Mapping[str, Any]) -> None:
     Args:
         model: values of the model's config.json.
     """
-    kind = model.get("model_type")
+    kind = str(model.get("model_type"))
     if kind in UNSERVED:
         raise ConfigError(
             f"actor_infer.strategy.kind: vllm does not serve a {kind} without a GPU: "
