@@ -1,5 +1,5 @@
-"""The command line: `roll run|check|show|merge|report|reward|env|doctor`. Importing this module
-loads nothing heavy."""
+"""The command line: `roll run|check|show|migrate|merge|report|reward|env|sandbox|doctor`. Importing
+this module loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -190,6 +190,24 @@ def report(
         _out.print(str(write_report(folders, out)), markup=False)
 
 
+@app.command()
+def migrate(
+    file: Annotated[Path, typer.Argument(help="A run file of ROLL, verl or NeMo RL.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    model: Annotated[str | None, typer.Option(help="Path in place of every model's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Path in place of every source's.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Translate a run file of another framework; what has no counterpart is named in it."""
+    with reported(debug):
+        from roll.migrate.write import write_migrated
+
+        text, told = write_migrated(file, output, model=model, data=data)
+        sys.stdout.write(text if output is None else "")
+        for line in told:
+            _out.print(line, markup=False)
+
+
 @reward_app.command("try")
 def try_reward(
     file: File,
@@ -219,14 +237,7 @@ def try_reward(
         tries = try_rewards_on(
             loaded.config, user_folder(loaded), rows=rows, responses=responses, against=against
         )
-        _out.print(report.score_table(tries))
-        for line in report.kinds_lines(tries):
-            _out.print(f"  {line}", markup=False)
-        confusion = report.confusion_table(tries)
-        if confusion is not None:
-            _out.print(f"labels, from {report.PASS:g} on right:", confusion)
-        for line in report.detail_lines(tries):
-            _out.print(line, markup=False, style="yellow")
+        report.show(tries, _out)
         if any(one.would_stop_a_run for one in tries):
             raise typer.Exit(EXIT_BROKEN)
 
@@ -324,16 +335,11 @@ def serve_sandbox(
 def doctor(debug: Debug = False) -> None:
     """Show what this machine has, which backends can be used, and what to install."""
     with reported(debug):
-        from roll.commands.doctor import examine
+        from roll.commands.doctor import examine, table_of
 
-        table = Table("", "found", "supported", "")
-        healthy = True
-        for line in examine():
-            healthy = healthy and (line.ok or not line.needed)
-            mark = "[green]ok[/green]" if line.ok else "[red]missing[/red]"
-            table.add_row(line.what, line.found, line.supported, line.advice or mark)
-        _out.print(table)
-        if not healthy:
+        lines = list(examine())
+        _out.print(table_of(lines))
+        if not all(line.ok or not line.needed for line in lines):
             raise typer.Exit(EXIT_BROKEN)
 
 

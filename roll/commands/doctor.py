@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
+from rich.table import Table
 
 from roll.config.errors import ConfigError
 from roll.config.sections.placement import ClusterConfig
@@ -39,6 +40,15 @@ class Line:
     advice: str = ""
     needed: bool = True
     """False if runs are possible without it; the advice then says how to get it."""
+
+
+def table_of(lines: Iterable[Line]) -> Table:
+    """Return a table with a row for each line."""
+    table = Table("", "found", "supported", "")
+    for line in lines:
+        mark = "[green]ok[/green]" if line.ok else "[red]missing[/red]"
+        table.add_row(line.what, line.found, line.supported, line.advice or mark)
+    return table
 
 
 def examine() -> list[Line]:

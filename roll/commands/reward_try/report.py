@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, quantiles
 
+from rich.console import Console
 from rich.table import Table
 
 from roll.commands.reward_try.responses import NOTHING, OTHER, OWN
@@ -97,6 +98,18 @@ def detail_lines(tries: Sequence[RewardTry]) -> list[str]:
             if each.scored.reward
         ]
     return lines
+
+
+def show(tries: Sequence[RewardTry], out: Console) -> None:
+    """Print the scores of all rewards, their confusion with labels, and what failed."""
+    out.print(score_table(tries))
+    for line in kinds_lines(tries):
+        out.print(f"  {line}", markup=False)
+    confusion = confusion_table(tries)
+    if confusion is not None:
+        out.print(f"labels, from {PASS:g} on right:", confusion)
+    for line in detail_lines(tries):
+        out.print(line, markup=False, style="yellow")
 
 
 def _scores(tried: Sequence[Tried]) -> list[float]:

@@ -164,7 +164,7 @@ def _read_preset(name: Any, by: str) -> Layer:
             f"{by}: algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
             f"{', '.join(known)})"
         )
-    layer = _read(known[name], named_by=None)
+    layer = read_layer(known[name], named_by=None)
     lines = {key: place.rpartition("/")[2] for key, place in layer.places.items()}
     return Layer(layer.content, {key: f"{by} (preset {line})" for key, line in lines.items()})
 
@@ -183,7 +183,7 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
     if real in chain:
         loop = " -> ".join(str(p) for p in (*chain, real))
         raise ConfigError(f"{path}: defaults form a cycle: {loop}")
-    layer = _read(path, named_by=chain[-1] if chain else None)
+    layer = read_layer(path, named_by=chain[-1] if chain else None)
     defaults = layer.content.pop("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(d, str) for d in defaults):
         raise ConfigError(
@@ -194,7 +194,7 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
     yield layer
 
 
-def _read(path: Path, *, named_by: Path | None) -> Layer:
+def read_layer(path: Path, *, named_by: Path | None) -> Layer:
     """Read one YAML file and the line of each of its keys.
 
     Args:

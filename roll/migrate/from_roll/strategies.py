@@ -1,0 +1,173 @@
+"""Training and scoring backends of ROLL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.config.errors import nearest
+from roll.migrate.interpolation import Unresolved
+from roll.migrate.job import Job
+
+_BACKENDS = ("megatron", "deepspeed", "fsdp", "hf")
+CP = "Megatron-Core runs without context parallelism here; for long rows: fsdp2 with `ulysses`"
+_MEGATRON_SIZES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+}
+
+
+def train_strategy(job: Job, role: str, target: str, devices: int) -> None:
+    """Write the backend of a role that trains, on this number of devices."""
+    _strategy(job, role, target, devices, trains=True)
+
+
+def score_strategy(job: Job, role: str, target: str, devices: int) -> None:
+    """Write the backend of a role that only scores, on this number of devices."""
+    _strategy(job, role, target, devices, trains=False)
+
+
+def _strategy(job: Job, role: str, target: str, devices: int, *, trains: bool) -> None:
+    """Write the backend of a role, by ROLL's name of it."""
+    out, key = f"{target}.strategy", f"{role}.strategy_args.strategy_name"
+    name = job.keys.text(key) or ""
+    kind = next((each for each in _BACKENDS if each in name.lower()), None)
+    if kind is None or (kind == "hf" and trains):
+        kind = "fsdp" if trains else "hf"
+        if name:
+            job.why(key, f"there is no backend {name}{nearest(name, _BACKENDS)}; {kind} stands in")
+            job.ask(f"{out}: {name} does not exist here, and {kind} stands in for it")
+    if kind == "megatron" and _takes_no_megatron(job, target):
+        job.ask(
+            f"{out}: fsdp2 in place of megatron, which has no value head and learns no whole "
+            "distributions here"
+        )
+        job.put(f"{out}.kind", "fsdp2", key, note="megatron cannot do what this role does")
+        _finish(job, role, out, trains)
+        return
+    job.put(f"{out}.kind", {"fsdp": "fsdp2"}.get(kind, kind), key)
+    if kind == "megatron":
+        _megatron(job, role, out, devices, trains)
+    elif kind == "deepspeed":
+        _deepspeed(job, role, out, trains)
+    elif kind == "fsdp":
+        _fsdp2(job, role, out, devices, trains)
+    _finish(job, role, out, trains)
+
+
+def _takes_no_megatron(job: Job, target: str) -> bool:
+    """Return whether a role can not be of kind megatron here."""
+    return target == "critic" or job.draft.get("pipeline") == "distill"
+
+
+def _finish(job: Job, role: str, out: str, trains: bool) -> None:
+    """Write what backends have in common: recomputed activations."""
+    key = f"{role}.model_args.disable_gradient_checkpointing"
+    if trains and job.draft.get(f"{out}.kind") in ("fsdp2", "deepspeed"):
+        job.put(f"{out}.activation_checkpointing", not job.keys.flag(key), key)
+    elif trains:
+        job.why(key, "see `recompute` of the strategy")
+    else:
+        job.why(key, "concerns the backward pass, which this role does not have")
+    aux = f"{role}.model_args.moe_aux_loss_coef"
+    if trains and job.draft.get(f"{out}.kind") == "megatron":
+        job.move(aux, f"{out}.aux_loss_coef", "number", lambda v: float(v) if v >= 0 else None)
+    else:
+        job.why(aux, "only megatron, where it trains, has this loss")
+
+
+def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
+    """Write the sizes of Megatron-Core, as far as they fit the devices."""
+    config = f"{role}.strategy_args.strategy_config"
+    sizes = {ours: job.keys.whole(f"{config}.{key}") for key, ours in _MEGATRON_SIZES.items()}
+    tp, pp, ep = (sizes[each] or 1 for each in ("tp", "pp", "ep"))
+    if pp == 1 and (sizes["vpp"] or 1) > 1:
+        job.why(f"{config}.virtual_pipeline_model_parallel_size", "needs several stages")
+        sizes["vpp"] = None
+    if devices % (tp * pp):
+        job.ask(f"{out}: tp * pp = {tp * pp} does not divide {devices} devices; correct it")
+    for key, ours in _MEGATRON_SIZES.items():
+        size = sizes[ours]
+        if size is not None and size >= 1:
+            job.put(f"{out}.{ours}", size, f"{config}.{key}")
+    if ep > 1 and sizes["etp"] is None:
+        job.put(f"{out}.etp", 1)
+    key = f"{config}.context_parallel_size"
+    job.why(key, CP)
+    if (job.keys.whole(key) or 1) > 1:
+        job.ask(f"{out}: {CP}; long rows need more memory now")
+    key = f"{config}.sequence_parallel"
+    if tp > 1:
+        job.move(key, f"{out}.sequence_parallel", "flag")
+    else:
+        job.why(key, "needs tp above 1")
+    if not trains:
+        why = "concerns the backward pass, which this role does not have"
+        job.why(f"{config}.use_distributed_optimizer", why)
+        job.why(f"{config}.recompute_granularity", why)
+        return
+    job.move(f"{config}.use_distributed_optimizer", f"{out}.distributed_optimizer", "flag")
+    levels = {"full": "full", "selective": "attention", "none": "none"}
+    job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
+
+
+def _fsdp2(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
+    """Write the settings of FSDP2."""
+    config = f"{role}.strategy_args.strategy_config"
+    size = job.keys.whole(f"{config}.fsdp_size")
+    if size is not None and 1 <= size < devices and devices % size == 0:
+        note = f"{devices} devices in shards of {size}"
+        job.put(f"{out}.replicas", devices // size, f"{config}.fsdp_size", note=note)
+    else:
+        job.why(f"{config}.fsdp_size", "the model is sharded over all devices")
+    key = f"{role}.model_args.ulysses_size"
+    size = job.keys.whole(key)
+    if size is not None and size >= 1 and devices % size == 0:
+        job.put(f"{out}.ulysses", size, key)
+    else:
+        job.why(key, f"does not divide the {devices} devices")
+    resharding = f"{config}.reshard_after_forward"
+    if isinstance(job.keys.raw(resharding), bool):
+        job.move(resharding, f"{out}.reshard_after_forward", "flag")
+    job.why(resharding, "parameters are freed after the forward pass, or kept; there is no size")
+    offload = f"{config}.offload_policy"
+    value = job.keys.raw(offload)
+    if value is not None:
+        job.put(f"{out}.cpu_offload", bool(value), offload)
+    reduce = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+    if trains:
+        job.choose(f"{config}.reduce_dtype", f"{out}.reduce_dtype", reduce)
+    for name in ("ep_size", "efsdp_size"):
+        job.why(f"{config}.{name}", "fsdp2 shards experts like all other weights")
+    job.why(f"{config}.param_dtype", "see `dtype` of the model")
+
+
+def _deepspeed(job: Job, role: str, out: str, trains: bool) -> None:
+    """Write stage and offload of ZeRO; where the mapping of the stage is in a file that was not
+    found, they follow from its name."""
+    config = f"{role}.strategy_args.strategy_config"
+    value: Any = job.keys.raw(config)
+    if isinstance(value, Unresolved):
+        name = value.text
+        stage = next((n for n in (3, 2, 1, 0) if f"zero{n}" in name), 2)
+        job.put(f"{out}.stage", stage, config, note=f"by the name {name}")
+        offload = "offload" in name
+        device = {"offload_optimizer": "cpu" if offload else "none", "offload_param": "none"}
+        if offload and stage == 3:
+            device["offload_param"] = "cpu"
+    else:
+        zero = f"{config}.zero_optimization"
+        found = job.keys.whole(f"{zero}.stage")
+        stage = found if found in (0, 1, 2, 3) else 2
+        job.put(f"{out}.stage", stage, f"{zero}.stage")
+        device = {}
+        for name in ("offload_optimizer", "offload_param"):
+            device[name] = job.keys.text(f"{zero}.{name}.device") or "none"
+        job.keys.explain(config, "ROLL's own figures for DeepSpeed; see `bucket_elements`")
+    keys = {name: f"{config}.zero_optimization.{name}.device" for name in device}
+    if trains and device["offload_optimizer"] != "none" and stage > 0:
+        job.put(f"{out}.offload_optimizer", True, keys["offload_optimizer"])
+    if device["offload_param"] != "none" and stage == 3:
+        job.put(f"{out}.offload_parameters", True, keys["offload_param"])

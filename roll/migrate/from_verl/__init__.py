@@ -1,0 +1,1 @@
+"""Translation of run files of verl."""
