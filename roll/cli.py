@@ -135,6 +135,7 @@ def check(
         for line in lacking:
             _out.print(f"not here: {line}", markup=False, style="yellow")
         if wrong:
+            _out.print("not ok: see the errors before the table", style="red")
             raise typer.Exit(EXIT_USER)
         if lacking:
             _out.print("nothing wrong in the file; it cannot run here yet", style="yellow")

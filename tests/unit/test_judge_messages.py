@@ -140,7 +140,9 @@ def test_a_template_that_cannot_work_is_refused(text: str, groups: bool, why: st
 
 def test_a_column_that_the_row_lacks_is_told() -> None:
     template = Template("{{ response }} {{ row.levl }}", groups=False)
-    with pytest.raises(DataError, match=r"levl.*\(columns: level\)"):
+    with pytest.raises(
+        DataError, match=r"no column 'levl'; did you mean 'level'\?.*\(columns: level\)"
+    ):
         template.message(_sample("42", level=3), "")
 
 

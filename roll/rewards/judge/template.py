@@ -152,13 +152,19 @@ class Template:
             shown = self._template.render({name: values[name] for name in self._used})
         except TemplateError as error:
             have = ", ".join(sorted(row)) or "none"
+            missing = _NO_COLUMN.fullmatch(str(error))
+            told = f"no column {missing[1]!r}{nearest(missing[1], row)}" if missing else error
             raise DataError(
-                f"the template fails on row {sample.prompt.id}: {error} (columns: {have})"
+                f"the template fails on row {sample.prompt.id}: {told} (columns: {have})"
             ) from None
         marks = [each for each in (row_mark, mark) if each in shown]
         closing = CLOSING.format(marks=" and ".join(marks))
         parts = [GUARD, shown, closing if marks else "", instruction]
         return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+_NO_COLUMN = re.compile(r"'[\w.]+\._Row object' has no attribute '(.+)'")
+"""What Jinja says of a column that `_Row` does not have."""
 
 
 class _Row:
