@@ -64,8 +64,8 @@ class FormatOp(Protocol):
 
 
 @dataclass(frozen=True)
-class Rename:
-    """Operator for a tensor that differs only in its name."""
+class FromOne:
+    """Part of operators that make a tensor of a single one."""
 
     mcore: str
     source: str
@@ -73,6 +73,11 @@ class Rename:
     @property
     def hf(self) -> tuple[str, ...]:
         return (self.source,)
+
+
+@dataclass(frozen=True)
+class Rename(FromOne):
+    """Operator for a tensor that differs only in its name."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         return hf[0]
@@ -82,15 +87,8 @@ class Rename:
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(FromOne):
     """Operator for a weight that is `[in, out]` in Hugging Face and `[out, in]` in Megatron."""
-
-    mcore: str
-    source: str
-
-    @property
-    def hf(self) -> tuple[str, ...]:
-        return (self.source,)
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         return hf[0].swapaxes(0, 1)
@@ -138,15 +136,8 @@ class FuseQKV:
 
 
 @dataclass(frozen=True)
-class RegroupQKV:
+class RegroupQKV(FromOne):
     """Operator between a tensor of all queries, all keys, all values and `[q..q k v]` per group."""
-
-    mcore: str
-    source: str
-
-    @property
-    def hf(self) -> tuple[str, ...]:
-        return (self.source,)
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         width = shape.head_dim
@@ -177,20 +168,13 @@ class FuseGateUp:
 
 
 @dataclass(frozen=True)
-class Deinterleave:
+class Deinterleave(FromOne):
     """Operator that separates alternating gate and up (gpt_oss).
 
     Hugging Face has gate and up in alternating columns of a weight `[in, 2 * out]`, or in
     alternating entries of a bias `[2 * out]`. Megatron has all of gate first, then all of up, as
     rows of a weight `[2 * out, in]` or entries of a bias `[2 * out]`.
     """
-
-    mcore: str
-    source: str
-
-    @property
-    def hf(self) -> tuple[str, ...]:
-        return (self.source,)
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         rows = hf[0].swapaxes(0, 1) if hf[0].ndim == 2 else hf[0]

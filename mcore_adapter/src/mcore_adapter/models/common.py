@@ -7,7 +7,7 @@ prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename, Shape
@@ -53,6 +53,25 @@ def shape_of(config: Config, *, num_experts: int = 0) -> Shape:
         vocab=config.count("vocab_size"),
         num_experts=num_experts,
         tied=config.flag("tie_word_embeddings"),
+    )
+
+
+def model_table(
+    config: Config, shape: Shape, *rows: Param, divisible: Mapping[str, int] | None = None
+) -> ModelTable:
+    """Return the table of a model: the rows of the embedding, the last norm and the output layer,
+    then those of its layers.
+
+    Args:
+        divisible: see `ModelTable.divisible`.
+    """
+    return ModelTable(
+        model_type=config["model_type"],
+        shape=shape,
+        params=(*ends(shape), *rows),
+        repeats=tied_output(shape),
+        divisible=divisible or {},
+        config=config,
     )
 
 

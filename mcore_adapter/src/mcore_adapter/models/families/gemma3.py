@@ -12,12 +12,11 @@ from dataclasses import replace
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.models.common import (
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     output_norms,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
@@ -33,18 +32,13 @@ def attention_of(config: Config) -> Attention:
 def table(config: Config) -> ModelTable:
     """Return the table of the model's weights; a layer has four norms."""
     shape = shape_of(config)
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape, mlp="pre_feedforward_layernorm"),
-            *output_norms(shape, "post_attention_layernorm", "post_feedforward_layernorm"),
-            *attention(shape, attention_of(config)),
-            *gated_mlp(shape, config.count("intermediate_size")),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape, mlp="pre_feedforward_layernorm"),
+        *output_norms(shape, "post_attention_layernorm", "post_feedforward_layernorm"),
+        *attention(shape, attention_of(config)),
+        *gated_mlp(shape, config.count("intermediate_size")),
     )
 
 

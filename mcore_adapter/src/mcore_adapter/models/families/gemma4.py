@@ -16,13 +16,12 @@ from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     output_norms,
     same,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config, Size
 from mcore_adapter.models.families import llama
@@ -41,24 +40,19 @@ def table(config: Config) -> ModelTable:
     kinds = Attention(qk_norm=True)
     heads = replace(shape, head_dim=wide.width, num_kv_heads=wide.groups)
     of_wide = replace(kinds, keys_as_values=wide.keys_as_values)
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape, mlp="pre_feedforward_layernorm"),
-            *output_norms(shape, "post_attention_layernorm", "post_feedforward_layernorm"),
-            *attention(shape, kinds, layers=narrow),
-            *attention(heads, of_wide, layers=wide.layers, own=True),
-            *gated_mlp(shape, config.count("intermediate_size")),
-            same(MCORE + "layer_scalar", HF + "layer_scalar", (1,)),
-        ),
-        repeats=tied_output(shape),
+    return model_table(
+        config,
+        shape,
+        *norms(shape, mlp="pre_feedforward_layernorm"),
+        *output_norms(shape, "post_attention_layernorm", "post_feedforward_layernorm"),
+        *attention(shape, kinds, layers=narrow),
+        *attention(heads, of_wide, layers=wide.layers, own=True),
+        *gated_mlp(shape, config.count("intermediate_size")),
+        same(MCORE + "layer_scalar", HF + "layer_scalar", (1,)),
         divisible={
             "num_key_value_heads": shape.num_kv_heads,
             "num_global_key_value_heads": wide.groups,
         },
-        config=config,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.models.common import attention, ends, norms, output_norms, shape_of, tied_output
+from mcore_adapter.models.common import attention, model_table, norms, output_norms, shape_of
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
 from mcore_adapter.models.families.phi3 import fused_mlp
@@ -21,18 +21,13 @@ def attention_of(config: Config) -> Attention:
 def table(config: Config) -> ModelTable:
     """Return the table of the model's weights; a layer has four norms."""
     shape = shape_of(config)
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *output_norms(shape, "post_self_attn_layernorm", "post_mlp_layernorm"),
-            *attention(shape, attention_of(config)),
-            *fused_mlp(shape, config.count("intermediate_size")),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *output_norms(shape, "post_self_attn_layernorm", "post_mlp_layernorm"),
+        *attention(shape, attention_of(config)),
+        *fused_mlp(shape, config.count("intermediate_size")),
     )
 
 

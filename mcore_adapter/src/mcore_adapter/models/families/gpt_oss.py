@@ -5,16 +5,7 @@ from __future__ import annotations
 from mcore_adapter.convert.ops import Deinterleave, FormatOp, Rename, Transpose
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
-from mcore_adapter.models.common import (
-    HF,
-    MCORE,
-    attention,
-    ends,
-    norms,
-    same,
-    shape_of,
-    tied_output,
-)
+from mcore_adapter.models.common import HF, MCORE, attention, model_table, norms, same, shape_of
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields, expect, with_experts
@@ -40,23 +31,18 @@ def table(config: Config) -> ModelTable:
     first_bias = Deinterleave(ours + "linear_fc1.bias", theirs + "gate_up_proj_bias")
     second = Transpose(ours + "linear_fc2.weight", theirs + "down_proj")
     second_bias = Rename(ours + "linear_fc2.bias", theirs + "down_proj_bias")
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, attention_of(config)),
-            same(*sinks, (shape.num_heads,), Sharded()),
-            same(MCORE + "mlp.router.weight", HF + "mlp.router.weight", (experts, hidden)),
-            same(MCORE + "mlp.router.bias", HF + "mlp.router.bias", (experts,)),
-            stacked(first, (hidden, 2 * width), Sharded(0, 2)),
-            stacked(first_bias, (2 * width,), Sharded(0, 2)),
-            stacked(second, (width, hidden), Sharded(dim=1)),
-            stacked(second_bias, (hidden,), Replicated()),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, attention_of(config)),
+        same(*sinks, (shape.num_heads,), Sharded()),
+        same(MCORE + "mlp.router.weight", HF + "mlp.router.weight", (experts, hidden)),
+        same(MCORE + "mlp.router.bias", HF + "mlp.router.bias", (experts,)),
+        stacked(first, (hidden, 2 * width), Sharded(0, 2)),
+        stacked(first_bias, (2 * width,), Sharded(0, 2)),
+        stacked(second, (width, hidden), Sharded(dim=1)),
+        stacked(second_bias, (hidden,), Replicated()),
     )
 
 

@@ -4,7 +4,7 @@ heads and the size of queries."""
 from __future__ import annotations
 
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.models.common import attention, ends, gated_mlp, norms, shape_of, tied_output
+from mcore_adapter.models.common import attention, gated_mlp, model_table, norms, shape_of
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.fields import (
     Attention,
@@ -40,17 +40,12 @@ def mlp_bias_of(config: Config) -> bool:
 def table(config: Config) -> ModelTable:
     """Return the table of the model's weights, for all dense model types of this module."""
     shape = shape_of(config)
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, attention_of(config)),
-            *gated_mlp(shape, config.count("intermediate_size"), bias=mlp_bias_of(config)),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, attention_of(config)),
+        *gated_mlp(shape, config.count("intermediate_size"), bias=mlp_bias_of(config)),
     )
 
 

@@ -11,12 +11,11 @@ from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     same,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
@@ -28,36 +27,31 @@ def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=config.count("num_local_experts"))
     experts, sparse = shape.num_experts, HF + "block_sparse_moe."
     bias = Rename(MCORE + "mlp.router.expert_bias", sparse + "e_score_correction_bias")
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, Attention()),
-            *(
-                same(
-                    f"{MCORE}self_attention.{x}_layernorm.weight",
-                    f"{HF}self_attn.{x}_norm.weight",
-                    (heads * shape.head_dim,),
-                    Sharded(),
-                )
-                for x, heads in (("q", shape.num_heads), ("k", shape.num_kv_heads))
-            ),
-            same(MCORE + "mlp.router.weight", sparse + "gate.weight", (experts, shape.hidden)),
-            Param(op=bias, shapes=((experts,),), keeps_dtype=True),
-            *gated_mlp(
-                shape,
-                config.count("intermediate_size"),
-                MCORE + "mlp.experts.local_experts.@.",
-                sparse + "experts.@.",
-                names=("w1", "w3", "w2"),
-            ),
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, Attention()),
+        *(
+            same(
+                f"{MCORE}self_attention.{x}_layernorm.weight",
+                f"{HF}self_attn.{x}_norm.weight",
+                (heads * shape.head_dim,),
+                Sharded(),
+            )
+            for x, heads in (("q", shape.num_heads), ("k", shape.num_kv_heads))
         ),
-        repeats=tied_output(shape),
+        same(MCORE + "mlp.router.weight", sparse + "gate.weight", (experts, shape.hidden)),
+        Param(op=bias, shapes=((experts,),), keeps_dtype=True),
+        *gated_mlp(
+            shape,
+            config.count("intermediate_size"),
+            MCORE + "mlp.experts.local_experts.@.",
+            sparse + "experts.@.",
+            names=("w1", "w3", "w2"),
+        ),
         # Each rank normalises its own heads, so no two ranks may share one.
         divisible={"num_key_value_heads": shape.num_kv_heads},
-        config=config,
     )
 
 

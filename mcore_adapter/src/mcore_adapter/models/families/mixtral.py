@@ -7,12 +7,11 @@ from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     same,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
@@ -25,24 +24,19 @@ def table(config: Config) -> ModelTable:
     """Return the table of the model's weights; the experts' matrices are named w1, w3 and w2."""
     shape = shape_of(config, num_experts=config.count("num_local_experts"))
     router = HF + "block_sparse_moe.gate.weight"
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, ATTENTION),
-            same(MCORE + "mlp.router.weight", router, (shape.num_experts, shape.hidden)),
-            *gated_mlp(
-                shape,
-                config.count("intermediate_size"),
-                MCORE + "mlp.experts.local_experts.@.",
-                HF + "block_sparse_moe.experts.@.",
-                names=("w1", "w3", "w2"),
-            ),
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, ATTENTION),
+        same(MCORE + "mlp.router.weight", router, (shape.num_experts, shape.hidden)),
+        *gated_mlp(
+            shape,
+            config.count("intermediate_size"),
+            MCORE + "mlp.experts.local_experts.@.",
+            HF + "block_sparse_moe.experts.@.",
+            names=("w1", "w3", "w2"),
         ),
-        repeats=tied_output(shape),
-        config=config,
     )
 
 

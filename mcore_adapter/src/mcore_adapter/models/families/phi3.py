@@ -6,7 +6,7 @@ from mcore_adapter.convert.ops import RegroupQKV, Rename, Shape
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, tied_output
+from mcore_adapter.models.common import HF, MCORE, model_table, norms, same, shape_of
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import Attention, Fields, rope_parameters
@@ -19,18 +19,13 @@ def table(config: Config) -> ModelTable:
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     qkv = RegroupQKV(ours + "linear_qkv.weight", theirs + "qkv_proj.weight")
     out = ours + "linear_proj.weight", theirs + "o_proj.weight"
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            Param(op=qkv, shapes=((queries + 2 * keys, hidden),), shard=Sharded()),
-            same(*out, (hidden, queries), Sharded(dim=1)),
-            *fused_mlp(shape, config.count("intermediate_size")),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        Param(op=qkv, shapes=((queries + 2 * keys, hidden),), shard=Sharded()),
+        same(*out, (hidden, queries), Sharded(dim=1)),
+        *fused_mlp(shape, config.count("intermediate_size")),
     )
 
 

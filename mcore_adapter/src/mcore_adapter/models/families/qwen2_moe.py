@@ -11,12 +11,11 @@ from mcore_adapter.models.common import (
     MCORE,
     Layers,
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     same,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
@@ -44,17 +43,12 @@ def shared_width(config: Config) -> int | None:
 def table(config: Config) -> ModelTable:
     """Return the table of the model's weights, for both model types of this module."""
     shape = shape_of(config, num_experts=config.count("num_experts"))
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, attention_of(config)),
-            *mlps(config, shape),
-        ),
-        repeats=tied_output(shape),
-        config=config,
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, attention_of(config)),
+        *mlps(config, shape),
     )
 
 

@@ -14,11 +14,10 @@ from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
-    ends,
     gated_mlp,
+    model_table,
     norms,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.families import llama
@@ -49,21 +48,16 @@ def table(config: Config) -> ModelTable:
         mlp = partial(experts, config, shape)
     else:
         mlp = partial(gated_mlp, shape, config.count("intermediate_size"))
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, attention_of(config), layers=full),
-            projection(config, shape, linear),
-            *delta_net(config, shape, linear),
-            *mlp(MCORE + "mlp.", HF + "mlp."),
-            *next_token_layer(config, shape, mlp),
-        ),
-        repeats=tied_output(shape),
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, attention_of(config), layers=full),
+        projection(config, shape, linear),
+        *delta_net(config, shape, linear),
+        *mlp(MCORE + "mlp.", HF + "mlp."),
+        *next_token_layer(config, shape, mlp),
         divisible=linear_heads(config),
-        config=config,
     )
 
 

@@ -17,13 +17,12 @@ from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
-    ends,
+    model_table,
     mtp_layer,
     mtp_prefix,
     norms,
     same,
     shape_of,
-    tied_output,
 )
 from mcore_adapter.models.config import Config, Size
 from mcore_adapter.models.families import llama
@@ -42,21 +41,16 @@ def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=config.count("num_experts"))
     linear = linear_layers(config)
     full = tuple(layer for layer in range(shape.num_layers) if layer not in set(linear))
-    return ModelTable(
-        model_type=config["model_type"],
-        shape=shape,
-        params=(
-            *ends(shape),
-            *norms(shape),
-            *attention(shape, attention_of(config), layers=full),
-            projection(config, shape, linear),
-            *delta_net(config, shape, linear),
-            *mlps(config, shape),
-            *next_token_layer(config, shape, partial(experts, config, shape)),
-        ),
-        repeats=tied_output(shape),
+    return model_table(
+        config,
+        shape,
+        *norms(shape),
+        *attention(shape, attention_of(config), layers=full),
+        projection(config, shape, linear),
+        *delta_net(config, shape, linear),
+        *mlps(config, shape),
+        *next_token_layer(config, shape, partial(experts, config, shape)),
         divisible=linear_heads(config),
-        config=config,
     )
 
 
