@@ -12,6 +12,14 @@ from roll.migrate.keys import Keys
 Kind = Literal["number", "whole", "flag", "text", "texts"]
 Change = Callable[[Any], Any]
 
+MEGATRON_SIZES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+}
+"""Key of Megatron-Core, as all frameworks have it -> key of `strategy` here."""
+
 
 class Job:
     """One translation under way."""

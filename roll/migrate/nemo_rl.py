@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.config.errors import ConfigError
-from roll.migrate.job import Job, needs_reference
+from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference
 from roll.migrate.stand_ins import put_stand_in
 
 PIPELINES = {"grpo": "rlvr", "sft": "sft", "dpo": "dpo", "rm": "reward_model"}
 DTYPES = {"bfloat16": "bfloat16", "float32": "float32", "bf16": "bfloat16"}
-SIZES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-}
 REASONS = {
     "cluster.num_nodes": "follows from the devices in `pools`",
     "logger": "trackers: `track`; metrics.jsonl has all metrics",
@@ -283,7 +277,7 @@ def _put_trainer(job: Job, pool: str, devices: int, length: int, *, rl: bool) ->
     megatron = job.keys.flag("policy.megatron_cfg.enabled")
     if megatron and job.draft.get("pipeline") != "reward_model":
         job.put(f"{out}.kind", "megatron", "policy.megatron_cfg.enabled")
-        for key, ours in SIZES.items():
+        for key, ours in MEGATRON_SIZES.items():
             job.count(f"policy.megatron_cfg.{key}", f"{out}.{ours}")
     else:
         at = "policy.dtensor_cfg"

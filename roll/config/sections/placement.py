@@ -62,7 +62,7 @@ def _text(value: Any) -> Any:
     }
 
 
-def _check_variables(variables: dict[str, str]) -> dict[str, str]:
+def check_variables(variables: dict[str, str]) -> dict[str, str]:
     """Return environment variables unchanged; ValueError if a name is none, or the run's own."""
     for name in variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -72,7 +72,16 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-Variables = Annotated[dict[str, str], BeforeValidator(_text), AfterValidator(_check_variables)]
+Variables = Annotated[dict[str, str], BeforeValidator(_text), AfterValidator(check_variables)]
+
+
+class WorkersConfig(Config):
+    """Settings that all roles have whose workers compute with a model."""
+
+    env: Variables = {}
+    """Environment variables of the role's workers alone, such as `{NCCL_IB_HCA: mlx5_0}`. They come
+    before those that workers take over from the driver. `config.yaml` holds them: no place for
+    secrets."""
 
 
 class ClusterConfig(Config):

@@ -5,7 +5,8 @@ DEAD = "ROLL reads it nowhere, so it does nothing there either"
 NATIVE = "prompts are rendered with the chat template of the model's tokenizer"
 DRIVER = "every process has its limits here; see `cluster` and the roles"
 MOVES = "roles that share devices always take turns on them, and move off by themselves"
-PROFILE = "there is no profiler here; metrics.jsonl has the seconds of each phase"
+PROFILE = "name the steps to record: `profile` (docs/profiling.md)"
+ENVIRON = "set them in the shell that starts the run, or as `env` of the roles that need them"
 KERNEL = "a choice of kernels or overlap of Megatron-Core, which this backend makes itself"
 WHOLE = "micro-batches are made by tokens (`max_tokens_per_microbatch`), for scoring too"
 SANDBOX = "how programs run is set in `kwargs` of the reward (docs/sandbox.md)"
@@ -31,7 +32,7 @@ WHOLE_KEYS: dict[str, str] = {
     "is_offload_states": MOVES,
     "is_offload_optimizer_states_in_train_step": MOVES,
     "offload_nccl": DEAD,
-    "system_envs": "set environment variables in the shell that starts the run",
+    "system_envs": ENVIRON,
     "checkpoint_config": "checkpoints are in `output_dir`; copy them with what your machines have",
     "profiler_timeline": PROFILE,
     "profiler_memory": PROFILE,
@@ -122,7 +123,7 @@ LAST_PARTS: dict[str, str] = {
     "logprobs": "the log-probs of all tokens are always kept",
     "num_return_sequences": "a prompt has data.samples_per_prompt samples",
     "do_sample": "follows from the temperature",
-    "system_envs": "set environment variables in the shell that starts the run",
+    "system_envs": ENVIRON,
     "logits_in_fp32": "log-probs are always computed in float32",
     "router_replay": "routers are not replayed; `algorithm.correction` corrects for the difference",
     "apply_loss_scale": "one weight per token; the update is the same for any micro-batches",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from roll.config.sections.placement import check_variables
 from roll.migrate.devices import devices_of
 from roll.migrate.from_roll.strategies import score_strategy, train_strategy
 from roll.migrate.job import Job
@@ -71,7 +72,22 @@ def put_pool(job: Job, role: str, target: str, wish: str, other: str | None = No
         found, note = (0,), "no devices are named; one"
         job.ask(f"{target}.pool: {role} names no devices that can be read; correct its pool")
     job.put(f"{target}.pool", job.pool(found, wish), key, note=note)
+    _put_variables(job, role, target)
     return len(found)
+
+
+def _put_variables(job: Job, role: str, target: str) -> None:
+    """Write the environment variables of a role; name those that a role may not have."""
+    for name in job.keys.names(f"{role}.system_envs"):
+        key = f"{role}.system_envs.{name}"
+        value = job.keys.text(key)
+        try:
+            check_variables({name: value or ""})
+        except ValueError as error:
+            job.why(key, str(error))
+        else:
+            if value is not None:
+                job.put(f"{target}.env.{name}", value, key)
 
 
 def put_model(job: Job, role: str, target: str, *paths: str, full: bool = True) -> None:

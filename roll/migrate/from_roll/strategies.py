@@ -6,17 +6,11 @@ from typing import Any
 
 from roll.config.errors import nearest
 from roll.migrate.interpolation import Unresolved
-from roll.migrate.job import Job
+from roll.migrate.job import MEGATRON_SIZES, Job
 
 _BACKENDS = ("megatron", "deepspeed", "fsdp", "hf")
 CP = "Megatron-Core runs without context parallelism here; for long rows: fsdp2 with `ulysses`"
-_MEGATRON_SIZES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "virtual_pipeline_model_parallel_size": "vpp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-}
+_SIZES = {**MEGATRON_SIZES, "virtual_pipeline_model_parallel_size": "vpp"}
 
 
 def train_strategy(job: Job, role: str, target: str, devices: int) -> None:
@@ -81,14 +75,14 @@ def _finish(job: Job, role: str, out: str, trains: bool) -> None:
 def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
     """Write the sizes of Megatron-Core, as far as they fit the devices."""
     config = f"{role}.strategy_args.strategy_config"
-    sizes = {ours: job.keys.whole(f"{config}.{key}") for key, ours in _MEGATRON_SIZES.items()}
+    sizes = {ours: job.keys.whole(f"{config}.{key}") for key, ours in _SIZES.items()}
     tp, pp, ep = (sizes[each] or 1 for each in ("tp", "pp", "ep"))
     if pp == 1 and (sizes["vpp"] or 1) > 1:
         job.why(f"{config}.virtual_pipeline_model_parallel_size", "needs several stages")
         sizes["vpp"] = None
     if devices % (tp * pp):
         job.ask(f"{out}: tp * pp = {tp * pp} does not divide {devices} devices; correct it")
-    for key, ours in _MEGATRON_SIZES.items():
+    for key, ours in _SIZES.items():
         size = sizes[ours]
         if size is not None and size >= 1:
             job.put(f"{out}.{ours}", size, f"{config}.{key}")

@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from roll.migrate.from_verl.algorithm import put_algorithm
-from roll.migrate.job import Job, needs_reference
+from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference
 from roll.migrate.stand_ins import put_stand_in
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 REF = "actor_rollout_ref.ref"
-SIZES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-}
 REASONS = {
     "data.filter_overlong_prompts": "longer prompts are always left out, and counted",
     "data.truncation": "prompts are never cut; longer ones are left out, and counted",
@@ -41,7 +35,7 @@ REASONS = {
     f"{ACTOR}.ppo_micro_batch_size": "micro-batches are made by tokens",
     "ray_kwargs": "see `cluster`",
     "ray_init": "see `cluster`",
-    "global_profiler": "there is no profiler here",
+    "global_profiler": "name the steps to record: `profile` (docs/profiling.md)",
     "critic": "only the advantage gae has a critic",
     REF: "nothing in the algorithm compares with it; there is no such role",
     "reward_model": "a reward model is one of `rewards` (`model`), or a judge",
@@ -182,7 +176,7 @@ def _put_strategy(job: Job, target: str, at: str, trains: bool, devices: int) ->
     out = f"{target}.strategy"
     if name == "megatron" and target != "critic":
         job.put(f"{out}.kind", "megatron", f"{at}.strategy")
-        for key, ours in SIZES.items():
+        for key, ours in MEGATRON_SIZES.items():
             job.count(f"{at}.megatron.{key}", f"{out}.{ours}")
         job.why(f"{at}.megatron.context_parallel_size", "Megatron-Core runs without it here")
         if (job.keys.whole(f"{at}.megatron.context_parallel_size") or 1) > 1:
