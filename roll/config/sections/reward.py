@@ -51,7 +51,8 @@ class RewardConfig(Config):
     weight: float = 1.0
     """Factor of this reward in the total reward."""
     env: Variables = {}
-    """Environment variables of the reward's workers alone, such as a key for a server."""
+    """Environment variables of the reward's workers alone. `config.yaml` holds them: no place for
+    secrets, which belong into the environment of the run."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Time limit for one sample, or for one group with `per: group`, in seconds. A sample that
     takes longer counts as failed. If left out: 10 s; for `code`, whose programs wait in a queue and

@@ -9,7 +9,7 @@ from pydantic import Field
 from roll.config.algorithm.losses import ValueLossConfig
 from roll.config.base import Config
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.placement import Variables
+from roll.config.sections.placement import WorkersConfig
 from roll.config.sections.strategy import (
     EngineConfig,
     Fsdp2Config,
@@ -42,7 +42,7 @@ class OptimizerConfig(Config):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
-class LearnerRole(Config):
+class LearnerRole(WorkersConfig):
     """Role that trains a model."""
 
     pool: str
@@ -59,9 +59,6 @@ class LearnerRole(Config):
     separate, instead of padding them to the longest."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Number of tokens whose logits exist at once while log-probs and entropy are computed."""
-    env: Variables = {}
-    """Environment variables of the role's workers alone, such as `{NCCL_IB_HCA: mlx5_0}`. They come
-    before those that workers take over from the driver."""
 
 
 class TrainRole(LearnerRole):
@@ -83,7 +80,7 @@ class CriticRole(TrainRole):
     """Number of steps at the start in which only the critic learns."""
 
 
-class ScoreRole(Config):
+class ScoreRole(WorkersConfig):
     """Role that only computes log-probs."""
 
     pool: str
@@ -98,9 +95,6 @@ class ScoreRole(Config):
     """Put the sequences of a micro-batch one after another into one row, as in roles that train."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Number of tokens whose logits exist at once."""
-    env: Variables = {}
-    """Environment variables of the role's workers alone, such as `{NCCL_IB_HCA: mlx5_0}`. They come
-    before those that workers take over from the driver."""
 
 
 class TeacherRole(ScoreRole):
@@ -112,7 +106,7 @@ class TeacherRole(ScoreRole):
     """Tags of the samples, or rows, that this teacher is responsible for."""
 
 
-class InferRole(Config):
+class InferRole(WorkersConfig):
     """Role that generates."""
 
     pool: str
@@ -121,9 +115,6 @@ class InferRole(Config):
     strategy: EngineConfig = VllmConfig()
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of the engine's weights. If left out: that of the model."""
-    env: Variables = {}
-    """Environment variables of the role's workers alone, such as `{NCCL_IB_HCA: mlx5_0}`. They come
-    before those that workers take over from the driver."""
 
     @property
     def devices_per_worker(self) -> int:
