@@ -216,5 +216,7 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         model = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
+    if not isinstance(model, dict):
+        raise ConfigError(f"{file}: expected a JSON object, found {type(model).__name__}")
     check_model_type(model)
     check_prefix_caching(config.actor_infer.strategy, model)

@@ -45,7 +45,7 @@ class Run:
         """`finished`, `stopped` or `failed`; `unfinished` if it is still running or was killed."""
         if self.summary.get("steps", -1) < len(self.training):  # of an earlier session
             return "unfinished"
-        return str(self.summary["status"])
+        return str(self.summary.get("status", "unfinished"))
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -45,6 +45,6 @@ UNSERVED: Mapping[str, str] = {
     "glm4_moe_lite": "its log-probs (latent attention for CPUs) differ by up to 0.24 from those of "
     "transformers, before the first update as well",
     "glm_moe_dsa": "vLLM has no sparse attention for CPUs",
-    "minimax_m2": "the first push of weights breaks off on vLLM's side",
+    "minimax_m2": "its engine ends at the first push of weights, and it is not known why",
 }
 """Reason why a model type is refused; found with vLLM 0.32."""
