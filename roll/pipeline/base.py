@@ -200,6 +200,8 @@ class Pipeline(ABC, Generic[C]):
                     config.max_steps,
                 )
                 self._note_changes(start)
+            elif (self.output_dir / "metrics.jsonl").exists():
+                logger.info("%s has no checkpoint yet: the run begins anew", self.output_dir)
             with self._trackers(start.step) as trackers:
                 self._loop(start.step, state.carried if state else self.validate(0), trackers)
         elif state and not start.recorded:

@@ -93,3 +93,14 @@ def test_going_back_to_an_older_checkpoint_keeps_the_newer_ones(tmp_path: Path) 
     assert names == {"step_000003", "abandoned_step_000004"}
     with pytest.raises(CheckpointError, match="step_000002 is no complete checkpoint"):
         run_local(path, [f"resume={folder}/step_000002"])
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_task(tmp_path, max_steps=1, validation={}, checkpoint={"export_hf": False})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 0, "time/step_s": 1.0}\n')
+    with caplog.at_level("INFO"):
+        run_local(path)
+    assert "has no checkpoint yet: the run begins anew" in caplog.text
