@@ -48,7 +48,12 @@ def task(folder: Path) -> Path:
     }
     run["data"] |= {"prompts_per_step": PROMPTS, "samples_per_prompt": SIBLINGS}
     run["actor_infer"]["strategy"] = {"kind": "hf"}
-    run["judges"]["reader"] |= {"strategy": {"kind": "hf"}, "health": {"heartbeat_s": 0.2}}
+    # a judge that has learned nothing gives verdicts by a grammar alone
+    run["judges"]["reader"] |= {
+        "strategy": {"kind": "hf"},
+        "grammar": True,
+        "health": {"heartbeat_s": 0.2},
+    }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(run))
     return path
@@ -62,6 +67,7 @@ def test_a_killed_judge_of_two_rewards_costs_no_sample(tmp_path: Path) -> None:
         lambda: steps_done(tmp_path) >= 2 or command.process.poll() is not None,
         200, "no two steps in 200 s",
     )  # fmt: skip
+    assert command.process.poll() is None, command.wait(timeout_s=1)[1]
     os.kill(process_of(command, "ray::judge_reader[0]"), signal.SIGKILL)
     code, output = command.wait(timeout_s=240)
     assert code == 0, output
