@@ -52,11 +52,17 @@ MODELS = {
 OF_2026 = ("phi3", "glm4", "gemma3", "gemma4", "ministral3", "qwen3_5")
 OF_2026_SPARSE = ("qwen3_5_moe", "minimax_m2", "glm4_moe_lite", "glm_moe_dsa")
 STEPS, LR, DECAY = 3, 3e-3, 0.1
-EPS = 1e-3
-"""Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding.
+DELTA_NETS = ("qwen3_5", "qwen3_5_moe")
 
-A change d of such a gradient moves its entry by `LR / EPS * d`. Gradients of delta nets change by
-1e-5 when all weights change by half of their last bit."""
+
+def eps_of(name: str) -> float:
+    """That of AdamW: with less, entries whose gradients are next to zero move by the sign of a
+    rounding.
+
+    A change d of such a gradient moves its entry by `LR / eps * d`. Gradients of delta nets change
+    by 1e-5 when all weights change by half of their last bit.
+    """
+    return 1e-3 if name in DELTA_NETS else 1e-4
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,9 @@ def save_expected(folder: Path) -> None:
     model, factors = adapted(folder, names)
     save_adapter(folder / "adapter", factors, names)
     found: dict[str, Tensor] = {}
-    optimizer = torch.optim.AdamW(factors.values(), lr=LR, weight_decay=DECAY, eps=EPS)
+    optimizer = torch.optim.AdamW(
+        factors.values(), lr=LR, weight_decay=DECAY, eps=eps_of(folder.name)
+    )
     for step in range(STEPS):
         logits = model(input_ids=rows(), use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets(rows()).flatten())
@@ -118,7 +126,7 @@ def build(case: Case) -> Any:
     load(case.folder, bare, table, case.sizes)
     load_adapter(case.adapter, bare, adapter, case.sizes)
     chunks = data_parallel(bare, distributed_optimizer=case.distributed)
-    return chunks, adapter, adam(chunks, lr=LR, weight_decay=DECAY, eps=EPS)
+    return chunks, adapter, adam(chunks, lr=LR, weight_decay=DECAY, eps=eps_of(case.folder.name))
 
 
 def run(chunks: Any, *, forward_only: bool = False) -> Tensor | None:
