@@ -95,6 +95,7 @@ def try_data(config: RunConfig) -> Trial:
     Mistakes are in `wrong` of the result, and are not raised."""
     trial = Trial()
     sources = dict(_sources_here(config, trial))
+    named = _row_names(config)
     if not sources:
         return trial
     model = config.train_model
@@ -112,7 +113,7 @@ def try_data(config: RunConfig) -> Trial:
         return trial
     for name, source in sources.items():
         try:
-            made, report = _first_rows(make, name, source)
+            made, report = _first_rows(make, named[name], source)
             _check_rows(config, name, made, report)
             for item in made.items if isinstance(config, RlvrBase) else ():
                 trial.rows.setdefault(item.tag, item)
@@ -142,6 +143,16 @@ def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any],
         return make(name, source.model_copy(update={"limit": LOOKED_AT}))
     except DataError:
         return make(name, source)
+
+
+def _row_names(config: RunConfig) -> dict[str, str]:
+    """Return the name that ids of rows begin with, by the key of their source in the config."""
+    from roll.data.datasets import named_sources
+
+    assert isinstance(config, RlvrBase | OfflineConfig)
+    data: Any = config.data
+    names = {f"data.sources.{i}": name for i, name in enumerate(named_sources(data.sources))}
+    return names | {f"validation.sets.{name}": name for name in config.validation.sets}
 
 
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:

@@ -69,6 +69,21 @@ def test_without_responses_a_verifier_tells_own_answers_from_others(folder: Path
     assert all(one.latency_s > 0 for one in found["exact"].tried)
 
 
+def test_few_responses_are_listed_with_their_scores(folder: Path, tmp_path: Path) -> None:
+    path = _run(
+        folder, "listed", {"exact": {"fn": "exact"}, "broken": {"fn": "test_run_rewards:raising"}}
+    )
+    answers = [{"id": "train:0", "response": "1"}, {"id": "train:1", "response": "[b]no[/b]"}]
+    responses = str(_write(tmp_path / "a", *answers))
+    shown = CliRunner().invoke(app, ["reward", "try", str(path), "--responses", responses])
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.output.splitlines()]
+    assert ["train:0/0", "failed", "1", "'1'"] in lines
+    assert ["train:1/0", "failed", "0", "'[b]no[/b]'"] in lines
+    many = str(_write(tmp_path / "b", *({"response": str(n)} for n in range(21))))
+    shown = CliRunner().invoke(app, ["reward", "try", str(path), "--responses", many])
+    assert "train:0/0 │" not in shown.output
+
+
 def test_responses_go_to_their_rows_by_order_or_by_id(folder: Path, tmp_path: Path) -> None:
     path = _run(folder, "exact", {"exact": {"fn": "exact"}})
     in_order = _write(tmp_path / "a", {"response": "1"}, {"responses": ["3", "4"]})

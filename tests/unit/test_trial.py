@@ -56,6 +56,11 @@ def test_it_says_ok_when_all_is(task: Path) -> None:
     assert "held_out.jsonl: 8 of 8 rows kept" in told
 
 
+def test_rows_have_the_names_of_a_run(task: Path) -> None:
+    [row] = tried(task).rows.values()
+    assert row.id.startswith("train:"), "as in rollouts, and for `roll reward try`"
+
+
 def test_the_first_thousand_rows_are_looked_at(task: Path, train: Path) -> None:
     prompts(train, ["1"] * (LOOKED_AT + 5))
     assert f"{LOOKED_AT} of the first {LOOKED_AT} rows kept" in tried(task).told[0]

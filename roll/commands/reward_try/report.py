@@ -1,4 +1,5 @@
-"""Tables of `roll reward try`: scores, parts, latency and failures; and confusion with labels."""
+"""Tables of `roll reward try`: scores, parts, latency and failures, of rewards and of few single
+responses; and confusion with labels."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, quantiles
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from roll.commands.reward_try.responses import NOTHING, OTHER, OWN
@@ -16,6 +18,8 @@ PASS = 0.5
 SHOWN = 5
 """Number of failures, and of disagreements, that are shown of each reward."""
 SHOWN_CHARS = 70
+SHOWN_EACH = 20
+"""Largest number of responses that are listed, each with its scores."""
 
 
 def score_table(tries: Sequence[RewardTry]) -> Table:
@@ -44,6 +48,29 @@ def kinds_lines(tries: Sequence[RewardTry]) -> list[str]:
         if told:
             lines.append(f"{one.name}: {', '.join(told)}")
     return lines
+
+
+def response_table(tries: Sequence[RewardTry]) -> Table | None:
+    """Return a table with a line for each response, with its scores; None if there are more than
+    `SHOWN_EACH`."""
+    found = {id(each.response): each for one in tries for each in one.tried}
+    if not found or len(found) > SHOWN_EACH:
+        return None
+    table = Table("row", *(one.name for one in tries), "response")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    scores = [{id(each.response): _score_of(each) for each in one.tried} for one in tries]
+    for key, each in found.items():
+        row, _, text = _named(each).partition(" ")
+        kind = f"{each.response.kind}: " if each.response.kind else ""
+        table.add_row(row, *(of.get(key, "") for of in scores), escape(f"{kind}{text}"))
+    return table
+
+
+def _score_of(one: Tried) -> str:
+    """Return the score as text; `failed` if there is none."""
+    reward = one.scored.reward if one.scored.failure is None else None
+    return "failed" if reward is None else f"{reward.score:.3g}"
 
 
 def confusion_table(tries: Sequence[RewardTry]) -> Table | None:
@@ -101,10 +128,14 @@ def detail_lines(tries: Sequence[RewardTry]) -> list[str]:
 
 
 def show(tries: Sequence[RewardTry], out: Console) -> None:
-    """Print the scores of all rewards, their confusion with labels, and what failed."""
+    """Print the scores of all rewards, and of the responses if they are few, their confusion with
+    labels, and what failed."""
     out.print(score_table(tries))
     for line in kinds_lines(tries):
         out.print(f"  {line}", markup=False)
+    listed = response_table(tries)
+    if listed is not None:
+        out.print(listed)
     confusion = confusion_table(tries)
     if confusion is not None:
         out.print(f"labels, from {PASS:g} on right:", confusion)
