@@ -219,6 +219,14 @@ def test_an_actor_on_cpus_has_one_heap_unless_the_user_names_a_number(keep_memor
     assert heaps("cuda", {}) is None
 
 
+@pytest.mark.parametrize("own", [{}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}])
+def test_threads_on_cpus_keep_no_freed_blocks_unless_the_user_tunes_glibc(
+    own: dict[str, str],
+) -> None:
+    env = actor_env(platform="cpu", devices=(), cores=(0,), token="t", driver_environ=own)
+    assert env["GLIBC_TUNABLES"] == own.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+
+
 @pytest.mark.parametrize(
     "own", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
 )

@@ -41,6 +41,14 @@ ONE_HEAP = {
 }
 """Variables for all workers of runs on CPUs. Values set by the user take precedence."""
 
+NO_CACHES = {
+    # By default, each thread keeps up to seven freed blocks of each small size for itself. A worker
+    # with 70 threads grows for thousands of steps until all of them have their share
+    # (benchmarks/soak.py).
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+}
+"""The same, but read only when a program is loaded: forks have that of the fork server."""
+
 KEEP_FREED_MEMORY = {
     # By default, glibc gives large blocks back to the kernel when they are freed. The next
     # micro-batch then allocates new ones, with a page fault per page. In the threads of an actor
@@ -142,7 +150,9 @@ def actor_env(
     threads = str(len(cores))
     env |= {WORKER_TOKEN: token, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     env |= FOR_ALL_ACTORS
-    tuned = (ONE_HEAP if platform == "cpu" else {}) | (KEEP_FREED_MEMORY if keep_memory else {})
+    tuned = (ONE_HEAP | NO_CACHES if platform == "cpu" else {}) | (
+        KEEP_FREED_MEMORY if keep_memory else {}
+    )
     env |= {name: driver.get(name, value) for name, value in tuned.items()}
     if platform == "cpu":
         env |= thread_waiting(driver)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from roll.distributed.on_ray.environment import prepare_ray, thread_waiting
+from roll.distributed.on_ray.environment import NO_CACHES, prepare_ray, thread_waiting
 from roll.distributed.processes import fork_client
 
 ONLY_AT_LOAD = {"OPENBLAS_NUM_THREADS": "1"}  # otherwise importing numpy starts threads
@@ -43,8 +43,9 @@ class ForkServer:
         prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
-        # OpenMP reads its variables when it is loaded, which is here.
-        env = {**os.environ, **(ONLY_AT_LOAD | thread_waiting(os.environ) | os.environ)}
+        # OpenMP and glibc read these variables when they are loaded, which is here.
+        at_load = ONLY_AT_LOAD | NO_CACHES | thread_waiting(os.environ)
+        env = {**os.environ, **(at_load | os.environ)}
         with ExitStack() as listeners:
             orders = []
             for name, imported in zip(self._names, stages, strict=True):
