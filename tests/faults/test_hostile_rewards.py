@@ -23,9 +23,9 @@ from roll.rewards.execution.child import (
 from roll.rewards.execution.pool import RewardPool, Scored
 from roll.rewards.execution.runners import MAX_HUNG_THREADS
 from roll.rewards.math.reward import math_reward
-from tests.unit.reward_functions import RELEASE
+from tests.unit.rewards.reward_functions import RELEASE
 
-OBEY = "tests.unit.reward_functions:obey"
+OBEY = "tests.unit.rewards.reward_functions:obey"
 
 
 async def _scored(pool: RewardPool, *responses: str) -> list[Scored]:

@@ -14,7 +14,7 @@ from roll.config.errors import ConfigError
 from roll.config.loading.compose import PRESETS
 from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
-from tests.unit.test_presets import FOR_EPISODES
+from tests.unit.config.test_presets import FOR_EPISODES
 
 PRESET_NAMES = sorted({path.stem for path in PRESETS.glob("*.yaml")} - FOR_EPISODES)
 

@@ -11,8 +11,8 @@ from roll.config import load_config
 from tests.runs import run_local, write_task
 from tests.services import ScriptedJudge, serving_beside
 from tests.tiny import save_tiny_judge
-from tests.unit.test_judge_messages import FENCE
-from tests.unit.test_remote_reward import Server
+from tests.unit.rewards.test_judge_messages import FENCE
+from tests.unit.rewards.test_remote_reward import Server
 
 
 def _digits(text: str) -> int:

@@ -16,7 +16,7 @@ from roll.sandbox import Sandbox
 from roll.sandbox.remote.messages import TOKEN_VARIABLE
 from tests.sandbox.serving import TOKEN, Served, as_piston, as_sandbox_fusion, served
 from tests.services import serving_beside
-from tests.unit.test_tools import opened
+from tests.unit.tools.test_tools import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*level `none`")
 

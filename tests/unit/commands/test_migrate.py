@@ -1,0 +1,363 @@
+"""Run files of other frameworks: every shape gives a valid run file that means the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from roll.cli import app
+from roll.config import load_config
+from roll.config.agentic import AgenticConfig
+from roll.config.errors import ConfigError
+from roll.config.offline import DistillationConfig, DpoConfig, SftConfig
+from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
+from roll.migrate.translate import Migration, migrate
+
+FILES = Path(__file__).parents[2] / "golden" / "migrate"
+SHAPES = sorted(path.stem for path in FILES.glob("*.yaml") if path.stem not in ("envs", "made"))
+
+
+def loaded(made: Migration, folder: Path) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(made.text)
+    return load_config(path).config
+
+
+def of(name: str, folder: Path) -> RunConfig:
+    return loaded(migrate(FILES / f"{name}.yaml"), folder)
+
+
+def changed(folder: Path, name: str, **keys: Any) -> Path:
+    """Write a shape with other values of some keys; `a__b` stands for `a.b`, None for null."""
+    tree = yaml.safe_load((FILES / f"{name}.yaml").read_text())
+    for key, value in keys.items():
+        *around, last = key.split("__")
+        node = tree
+        for part in around:
+            node = node.setdefault(part, {})
+        node[last] = value
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    (folder / "envs.yaml").write_text((FILES / "envs.yaml").read_text())
+    return path
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_gives_a_valid_run_file(name: str, tmp_path: Path) -> None:
+    made = migrate(FILES / f"{name}.yaml")
+    assert loaded(made, tmp_path).pools, made.text
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_key_of_a_shape_is_translated_or_named(name: str) -> None:
+    made = migrate(FILES / f"{name}.yaml")
+    for key in keys_of(yaml.safe_load((FILES / f"{name}.yaml").read_text())):
+        assert key in made.text, key
+
+
+def keys_of(node: Any, at: str = "") -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [at]
+    found = []
+    for key, value in node.items():
+        if key not in ("defaults",):
+            found += keys_of(value, f"{at}.{key}" if at else str(key))
+    return found
+
+
+def test_a_file_is_translated_as_it_was_before() -> None:
+    made = migrate(FILES / "rlvr.yaml")
+    golden = FILES / "made" / "rlvr.yaml"
+    assert made.text == golden.read_text(), "look at each difference; then write it there"
+
+
+def test_numbers_of_a_step_keep_their_units(tmp_path: Path) -> None:
+    config = of("rlvr", tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert (config.data.prompts_per_step, config.data.samples_per_prompt) == (64, 8)
+    # One row on each of 8 ranks (16 devices, tensor parallel 2), 32 times: 256 of 512 samples.
+    assert config.actor_train.samples_per_update == 256
+    assert config.updates_per_step() == 2
+    assert config.actor_train.max_tokens_per_microbatch == 2048 + 4096
+    assert config.reference is not None
+    assert config.reference.max_tokens_per_microbatch == 8 * (2048 + 4096)
+    assert config.num_devices("actor_infer") == 12
+    assert config.pools[config.actor_infer.pool] == "0-11"
+
+
+def test_an_algorithm_keeps_its_numbers_and_their_order(tmp_path: Path) -> None:
+    config = of("rlvr", tmp_path)
+    assert isinstance(config, RlvrConfig)
+    algorithm = config.algorithm.model_dump(mode="json", exclude_defaults=True)
+    assert config.algorithm.advantage.model_dump()["gamma"] == 1
+    assert config.algorithm.advantage.kind == "reinforce"
+    normalize, clip = algorithm["reward_shaping"]
+    assert (normalize["mean"], normalize["std"]) == ("group", "batch")
+    assert (clip["low"], clip["high"]) == (-10, 10)
+    assert [part.kind for part in config.algorithm.advantage_shaping] == ["whiten", "clip"]
+    ppo, kl = config.algorithm.loss
+    assert (ppo.kind, kl.kind) == ("ppo_clip", "kl")
+    assert ppo.model_dump()["dual_clip"] == pytest.approx(1.4)
+    assert kl.model_dump()["coef"] == 0.001
+    assert config.algorithm.kl_in_reward is None
+    assert config.algorithm.aggregation == "sequence_mean"
+    assert [mask.kind for mask in config.algorithm.masks] == ["overlong", "difficulty"]
+
+
+def test_defaults_that_differ_are_written_out(tmp_path: Path) -> None:
+    path = changed(tmp_path, "rlvr", actor_infer__generating_args={}, seed=None)
+    made = migrate(path)
+    config = loaded(made, tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert (config.sampling.temperature, config.sampling.top_p) == (0.95, 0.7)
+    assert (config.sampling.top_k, config.seed, config.resume) == (50, 42, "never")
+    assert "temperature: 0.95  # default" in made.text
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage"),
+    [("gae", "gae"), ("grpo", "reinforce"), ("reinforce", "reinforce"), ("gigpo", "gigpo")],
+)
+def test_estimators(name: str, advantage: str, tmp_path: Path) -> None:
+    shape = "agentic" if name == "gigpo" else "rlvr"
+    config = loaded(migrate(changed(tmp_path, shape, adv_estimator=name)), tmp_path)
+    assert isinstance(config, RlvrBase)
+    assert config.algorithm.advantage.kind == advantage
+    assert (config.critic is not None) == (name == "gae")
+
+
+def test_grpo_without_a_clip_in_between_is_ours(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        "rlvr",
+        adv_estimator="grpo",
+        norm_std_type=None,
+        norm_mean_type=None,
+        reward_clip=None,
+    )
+    config = loaded(migrate(path), tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.algorithm.advantage.kind == "grpo"
+    assert config.algorithm.reward_shaping == ()
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [("topr", "topr"), ("cispo", "cispo"), ("kimi15", "kimi"), ("vanilla", "pg"), ("tis", "cispo")],
+)
+def test_policy_losses(variant: str, kind: str, tmp_path: Path) -> None:
+    config = loaded(migrate(changed(tmp_path, "rlvr", actor_train__pg_variant=variant)), tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.algorithm.loss[0].kind == kind
+
+
+def test_gspo_and_the_correction_of_the_engine(tmp_path: Path) -> None:
+    weight = {"enabled": True, "weight_type": "sequence", "upper_bound": 1.5}
+    rule = {
+        "enabled": True,
+        "agg_type": "segment",
+        "ratio_enabled": True,
+        "ratio_low": 0.5,
+        "ratio_high": 2,
+    }
+    path = changed(
+        tmp_path,
+        "rlvr",
+        importance_sampling="seq",
+        train_infer_correction={"is_weight": weight, "filters": [rule, {"enabled": False}]},
+    )
+    config = loaded(migrate(path), tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.algorithm.loss[0].kind == "gspo"
+    correction = config.algorithm.correction
+    assert correction is not None
+    assert correction.weight is not None
+    assert (correction.weight.level, correction.weight.upper) == ("sequence", 1.5)
+    [reject] = correction.reject
+    assert (reject.level, reject.lower, reject.upper) == ("turn", 0.5, 2.0)
+
+
+def test_environments_groups_and_tags(tmp_path: Path) -> None:
+    config = of("agentic", tmp_path)
+    assert isinstance(config, AgenticConfig)
+    assert (config.data.prompts_per_step, config.data.samples_per_prompt) == (128, 8)
+    assert config.data.max_episode_tokens == 8192
+    lake, boxes = config.environments["Lake"], config.environments["Boxes"]
+    assert (lake.env, lake.kwargs) == ("frozen_lake", {"size": 4, "slippery": True, "holes": 0.2})
+    assert (boxes.env, boxes.kwargs) == ("sokoban", {"size": 6, "boxes": 2})
+    assert lake.max_turns == 10
+    assert [source.weight for source in config.data.sources] == [96, 32]
+    assert config.validation.sets["Lake"].seeds == 512
+    assert config.rollout.max_staleness == 1
+    assert config.actor_train.strategy.kind == "deepspeed"
+    assert config.actor_train.strategy.stage == 3
+    assert config.actor_infer.devices_per_worker == 2
+    assert config.reference is None
+
+
+def test_environments_without_a_counterpart_need_a_server_of_the_user(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        "agentic",
+        train_env_manager__tags=["Shop"],
+        val_env_manager__tags=["Shop"],
+        custom_envs={"Shop": "${custom_env.Shop}"},
+    )
+    made = migrate(path)
+    config = loaded(made, tmp_path)
+    assert isinstance(config, AgenticConfig)
+    assert config.environments["Shop"].env == "http://127.0.0.1:8001"
+    assert any("webshop has no counterpart" in line for line in made.todo)
+
+
+def test_rewards_without_a_counterpart_need_a_server_of_the_user(tmp_path: Path) -> None:
+    path = changed(tmp_path, "rlvr", rewards__math_rule__worker_cls="my.rewards.VideoRewardWorker")
+    made = migrate(path)
+    config = loaded(made, tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.rewards["math_rule"].remote is not None
+    assert any(line.startswith("rewards.math_rule") for line in made.todo)
+
+
+def test_pairs(tmp_path: Path) -> None:
+    config = of("dpo", tmp_path)
+    assert isinstance(config, DpoConfig)
+    assert config.loss.model_dump(exclude_defaults=True) == {"beta": 0.2, "label_smoothing": 0.1}
+    [source] = config.data.sources
+    assert source.columns.model_dump(exclude_defaults=True) == {
+        "prompt": "question",
+        "chosen": "better",
+        "rejected": "worse",
+    }
+    assert config.data.rows_per_step == 2 * 4 * 8
+    assert config.epochs == 2
+    assert config.model.lora is not None
+    assert config.reference is None
+    assert config.actor_train.strategy.model_dump()["replicas"] == 2
+
+
+def test_texts(tmp_path: Path) -> None:
+    made = migrate(FILES / "sft.yaml")
+    config = loaded(made, tmp_path)
+    assert isinstance(config, SftConfig)
+    # 8 devices, tensor parallel 2 and context parallel 2: two data-parallel ranks there.
+    assert config.data.rows_per_step == 1 * 8 * 2
+    assert config.data.shuffle is False
+    assert any("context parallelism" in line for line in made.todo)
+    assert "query_key (line 9)" in made.text
+
+
+def test_distillation(tmp_path: Path) -> None:
+    config = of("distill", tmp_path)
+    assert isinstance(config, DistillationConfig)
+    assert config.loss.model_dump(exclude_defaults=True) == {
+        "coef": 0.65,
+        "sft_coef": 0.35,
+        "student_temperature": 2.0,
+        "teacher_temperature": 2.0,
+        "divergence": {"alpha": 0.2},
+    }
+    assert config.loss.divergence.kind == "skewed_reverse"
+    assert config.actor_train.strategy.kind == "fsdp2"
+    assert config.epochs == 3
+    assert config.max_steps == 300
+
+
+def test_on_policy_distillation(tmp_path: Path) -> None:
+    config = of("on_policy_distill", tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.algorithm.advantage.kind == "distill"
+    assert config.algorithm.advantage.model_dump(exclude_defaults=True) == {"coef": 0.5}
+    assert {name: role.tags for name, role in config.teachers.items()} == {
+        "math": ("math",),
+        "code": ("code",),
+    }
+
+
+def test_verl(tmp_path: Path) -> None:
+    config = of("verl", tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.cluster.nodes == 2
+    assert config.actor_train.samples_per_update == 64 * 8  # verl counts prompts
+    assert config.algorithm.advantage.model_dump()["std"] == "none"
+    ppo, kl = config.algorithm.loss
+    clips = ppo.model_dump()
+    assert (clips["clip_low"], clips["clip_high"], clips["dual_clip"]) == (0.2, 0.28, 3.0)
+    assert kl.model_dump()["coef"] == 0.002
+    assert config.validation.samples_per_prompt == 4
+    assert config.rollout.filters[0].kind == "equal_rewards"
+
+
+def test_nemo_rl(tmp_path: Path) -> None:
+    config = of("nemo_rl", tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert (config.data.prompts_per_step, config.data.samples_per_prompt) == (32, 16)
+    assert config.actor_train.samples_per_update == 512
+    assert config.algorithm.advantage.model_dump()["baseline"] == "leave_one_out"
+    assert config.actor_train.packing is True
+    assert config.rewards["math"].fn == "math"
+
+
+def test_files_of_defaults_are_read_and_missing_ones_named() -> None:
+    made = migrate(FILES / "agentic.yaml")
+    assert any("../config/deepspeed_zero" in line for line in made.todo)
+    assert not any("envs" in line for line in made.todo)
+    assert "custom_env.Shop" in made.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\n", "is no run file of ROLL"),
+        ("- 1\n", "must be a mapping"),
+        ("actor_train: [\n", "not valid YAML"),
+        ("pools: {all: '0'}\nmodel: {path: m}\n", "run file of this framework already"),
+        ("pretrain: Wan2.2-diffusion\nactor_train: {}\n", "diffusion"),
+    ],
+)
+def test_a_file_that_cannot_be_translated_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        migrate(path)
+
+
+def test_a_value_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(
+        "actor_train: {device_mapping: __import__('os').system('true')}\n"
+        "rollout_batch_size: many\n"
+        "output_dir: ${oc.env:NOWHERE}\n"
+        "rewards: {math_rule: {world_size: 1}}\n"
+    )
+    text = migrate(path).text
+    assert "actor_train.device_mapping (line 1): `__import__" in text
+    assert "rollout_batch_size (line 2): expected a number, found 'many'" in text
+    assert "output_dir (line 3): ${oc.env:NOWHERE} has no value here" in text
+
+
+def test_the_command_writes_the_file_once(tmp_path: Path) -> None:
+    out = tmp_path / "ours.yaml"
+    command = ["migrate", str(FILES / "rlvr.yaml"), "-o", str(out)]
+    done = CliRunner().invoke(app, [*command, "--model", "my/model", "--data", "my/data"])
+    assert done.exit_code == 0, done.output
+    assert "not valid yet" not in done.output
+    config = load_config(out).config
+    assert {model.path for model in config.models.values()} == {"my/model"}
+    assert {source.path for source in config.sources} == {"my/data"}
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2
+    printed = CliRunner().invoke(app, command[:2])
+    assert printed.output.startswith("# Made by `roll migrate rlvr.yaml`")
+
+
+def test_a_number_that_is_written_as_text_is_a_number(tmp_path: Path) -> None:
+    path = changed(tmp_path, "rlvr", actor_train__training_args__learning_rate="0.000003")
+    assert loaded(migrate(path), tmp_path).trained[Role.ACTOR_TRAIN].optimizer.lr == 3e-6

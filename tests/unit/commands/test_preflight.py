@@ -1,0 +1,285 @@
+"""What can be known before anything starts: import paths, hub names, machines, versions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from roll.commands.doctor import (
+    RAY,
+    Line,
+    examine_backends,
+    examine_environment_packages,
+    examine_ray,
+    examine_reward_packages,
+    examine_sandbox,
+    examine_token,
+)
+from roll.commands.import_paths import check_import_path
+from roll.commands.preflight import inspect
+from roll.config import load_config
+from roll.config.sections.placement import ClusterConfig
+from roll.core.errors import ConfigError
+from roll.core.hub import may_be_on_hub
+from roll.distributed.device_layout import address_to_join
+from roll.envs.adapters.table import ADAPTERS, Adapter
+from roll.rewards.built_in import REWARDS
+from roll.rewards.packages import PACKAGES, RewardPackage
+from roll.sandbox import LEVELS, NoLevelError, Sandbox
+from roll.strategy.available import REQUIREMENTS, Requirement
+from tests.runs import write_task
+
+PLAIN = """\
+import math as maths
+from os import path, sep as separator
+if True:
+    def inside(): hidden = 1
+else:
+    other = 1
+first, (second, *rest) = 1, (2, 3)
+annotated: int = 1
+class Class:
+    method = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "maths",
+        "path",
+        "separator",
+        "inside",
+        "other",
+        "first",
+        "second",
+        "rest",
+        "annotated",
+        "Class",
+    ],
+)
+def test_names_that_a_module_defines_are_accepted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "plain_names.py").write_text(PLAIN)
+    check_import_path("fn", f"plain_names:{name}", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hidden", "method", "sep", "nothing"])
+def test_names_that_a_module_does_not_define_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "plain_names.py").write_text(PLAIN)
+    with pytest.raises(ConfigError, match=f"has no '{name}'"):
+        check_import_path("fn", f"plain_names:{name}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os import *",
+        "def __getattr__(name): return 1",
+        "globals()['late'] = 1",
+        "def f():\n    global late\n    late = 1",
+    ],
+)
+def test_where_a_name_may_come_from_elsewhere_it_is_accepted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "open_names.py").write_text(text)
+    check_import_path("fn", "open_names:late", tmp_path)
+
+
+def test_looking_into_a_package_runs_none_of_it(tmp_path: Path) -> None:
+    package = tmp_path / "unrun" / "deep"
+    package.mkdir(parents=True)
+    (tmp_path / "unrun" / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "rewards.py").write_text("raise SystemExit('imported')\ndef f(): ...")
+    check_import_path("fn", "unrun.deep.rewards:f", tmp_path)
+    with pytest.raises(ConfigError, match="no module named"):
+        check_import_path("fn", "unrun.deep.reward:f", tmp_path)
+    assert "unrun" not in sys.modules
+    assert str(tmp_path) not in sys.path
+
+
+def test_modules_without_a_source_file_are_left_to_the_import(tmp_path: Path) -> None:
+    check_import_path("fn", "math:whatever", tmp_path)
+    (tmp_path / "spaces" / "deep").mkdir(parents=True)
+    (tmp_path / "spaces" / "deep" / "mod.py").write_text("f = 1")
+    check_import_path("fn", "spaces.deep.mod:f", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", True),
+        ("Qwen/Qwen3-1.7B", True),
+        ("./gpt2", False),
+        ("/models/gpt2", False),
+        ("~/gpt2", False),
+        ("a/b/c", False),
+        ("org/", False),
+        ("examples/nothing", False),  # a folder of this repository
+    ],
+)
+def test_a_hub_name_is_told_from_a_path(name: str, expected: bool) -> None:
+    assert may_be_on_hub(name) is expected
+
+
+def test_a_model_of_the_hub_without_an_organisation_passes_the_check(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    assert inspect(load_config(path, ["model.path=gpt2"])) == []
+    (finding,) = inspect(load_config(path, ["model.path=examples/nothing"]))
+    assert "does not exist" in str(finding.error)
+
+
+def test_ray_is_joined_where_the_config_or_the_environment_names_it() -> None:
+    here, named = ClusterConfig(), ClusterConfig(address="a:1")
+    assert address_to_join(here, {}) is None
+    assert address_to_join(here, {"RAY_ADDRESS": "b:2"}) == "b:2"
+    assert address_to_join(named, {"RAY_ADDRESS": "b:2"}) == "a:1"
+    assert address_to_join(here, {"RAY_ADDRESS": "local"}) is None
+
+
+def test_the_pools_of_a_joined_cluster_are_not_judged_by_this_machine(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    many = ["pools.all=0-511", "data.prompts_per_step=512"]
+    loaded = load_config(path, many)
+    assert [f.only_here for f in inspect(loaded, {})] == [True]
+    assert inspect(loaded, {"RAY_ADDRESS": "head:6379"}) == []
+
+
+def test_doctor_compares_the_version_of_ray() -> None:
+    assert examine_ray(RAY).ok
+    old = examine_ray(Requirement(("ray",), SpecifierSet(">=1000"), "pip install ray"))
+    assert not old.ok
+    assert "outside >=1000" in old.advice
+    missing = examine_ray(Requirement(("no-such-ray",), SpecifierSet(">=1"), "pip install it"))
+    assert (missing.ok, missing.found) == (False, "-")
+
+
+def test_doctor_names_the_level_of_the_sandbox_or_says_why_there_is_none() -> None:
+    def refuse() -> Sandbox:
+        raise NoLevelError("no level works: needs a newer Linux")
+
+    (found,) = examine_sandbox(lambda: Sandbox("strict", workers=1))
+    assert found.ok
+    assert found.found in LEVELS
+    (absent,) = examine_sandbox(refuse)
+    assert not absent.ok
+    assert absent.advice == "no level works: needs a newer Linux"
+    assert healthy([absent])  # runs without such programs need none
+
+
+def test_doctor_names_the_rewards_that_lack_a_package() -> None:
+    assert all(line.ok for line in examine_reward_packages())
+    absent = RewardPackage(">=1", ("ifeval", "format"))
+    lines = examine_reward_packages({"no-such-package": absent})
+    assert lines[0].advice == (
+        "no-such-package is missing: pip install 'roll[rewards]'; "
+        "lacked by the rewards ifeval, format"
+    )
+    assert not lines[0].ok
+    assert healthy(lines), "runs without these rewards need none"
+    old = examine_reward_packages({"regex": RewardPackage(">=9999", ("pattern",))})
+    assert "is outside >=9999" in old[0].advice
+
+
+def test_doctor_names_the_packages_of_environments_and_what_lacks_them() -> None:
+    absent = Adapter("gymnasium", "no-such-package", "gymnasium:A-v0")
+    there = Adapter("http", "aiohttp", "http://localhost", server=True)
+    first, second = examine_environment_packages({"a": absent, "b": there})
+    assert (first.what, first.found, first.ok, first.needed) == (
+        "environments: no-such-package",
+        "-",
+        False,
+        False,
+    )
+    assert first.advice.endswith("pip install no-such-package; lacked by gymnasium:A-v0")
+    assert second.ok
+    assert second.advice == ""
+    assert len(examine_environment_packages()) == len({a.package for a in ADAPTERS.values()})
+
+
+def test_doctor_knows_all_packages_of_rewards() -> None:
+    file = Path(__file__).parents[3] / "requirements" / "rewards.txt"
+    lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+    assert {name + package.versions for name, package in PACKAGES.items()} == set(lines)
+    services = {"judge", "remote"}
+    named = {reward for package in PACKAGES.values() for reward in package.rewards}
+    assert named - services <= set(REWARDS)
+
+
+def healthy(lines: list[Line]) -> bool:
+    """What the exit code of `roll doctor` says."""
+    return all(line.ok or not line.needed for line in lines)
+
+
+def test_doctor_is_content_with_one_backend_that_trains_and_one_that_generates() -> None:
+    absent = Requirement(("no-such-backend",), SpecifierSet(">=1"), "pip install it")
+    cuda_image = {**REQUIREMENTS, "sglang": absent}
+    assert healthy(examine_backends(cuda_image))
+    lines = {line.what: line for line in examine_backends(cuda_image)}
+    assert "pip install it" in lines["backend sglang"].advice
+    no_engine = {**REQUIREMENTS, "vllm": absent, "sglang": absent, "hf": absent}
+    assert not healthy(examine_backends(no_engine))
+    no_trainer = {**REQUIREMENTS, "fsdp2": absent, "deepspeed": absent, "megatron": absent}
+    assert not healthy(examine_backends(no_trainer))
+    wrong = Requirement(("torch",), SpecifierSet(">=1000"), "pip install torch")
+    assert not healthy(examine_backends({**REQUIREMENTS, "fsdp2": wrong}))
+
+
+def test_doctor_says_who_may_command_the_ray_of_a_run(tmp_path: Path) -> None:
+    own = examine_token({})
+    assert own.ok
+    assert "fresh one for each run" in own.found
+    joined = {"RAY_ADDRESS": "head:6379", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    open_to_all = examine_token(joined)
+    assert not open_to_all.ok
+    assert not open_to_all.needed
+    assert "ray get-auth-token --generate" in open_to_all.advice
+    (tmp_path / "token").write_text("secret")
+    assert examine_token(joined).found == str(tmp_path / "token")
+    assert not examine_token(joined | {"RAY_AUTH_MODE": "disabled"}).ok
+
+
+def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "taking.py").write_text(
+        "raise SystemExit\ndef reward(sample, *, limit=1): ...\ndef any(sample, **rest): ...\n"
+    )
+    check_import_path("fn", "taking:reward", tmp_path, ["limit"])
+    check_import_path("fn", "taking:any", tmp_path, ["whatever"])
+    with pytest.raises(ConfigError, match="no parameter 'limt'; did you mean 'limit'"):
+        check_import_path("fn", "taking:reward", tmp_path, ["limt"])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_states_of_linear_attention_are_not_shared_without_a_gpu(
+    tmp_path: Path, nested: bool
+) -> None:
+    task, model = write_task(tmp_path / "task"), tmp_path / "model"
+    model.mkdir()
+    layers = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    (model / "config.json").write_text(json.dumps({"text_config": layers} if nested else layers))
+
+    def problems(*overrides: str, **environ: str) -> list[str]:
+        given = [f"model.path={model}", "actor_infer.strategy.kind=vllm", *overrides]
+        return [str(found.error) for found in inspect(load_config(task, given), environ)]
+
+    (problem,) = problems()
+    assert "2 of the model's 3 layers have linear attention" in problem
+    assert "set it to false" in problem
+    assert problems("actor_infer.strategy.prefix_caching=false") == []
+    assert problems(RAY_ADDRESS="head:6379") == []
+
+
+def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    task, model = write_task(tmp_path / "task"), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "glm_moe_dsa"}))
+    for kind, expected in (("vllm", 1), ("hf", 0)):
+        given = [f"model.path={model}", f"actor_infer.strategy.kind={kind}"]
+        found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
+        assert len(found) == expected
+        assert all("no sparse attention for CPUs; say hf" in problem for problem in found)

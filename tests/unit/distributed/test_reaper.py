@@ -1,0 +1,114 @@
+"""What carries a mark is killed, whatever state it is in; what does not is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.distributed.on_ray.environment import FOR_ALL_ACTORS, RAY_VARIABLES, RUN_TOKEN
+from roll.distributed.processes.reaper import end_marked, started
+
+SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+
+OWNER = (
+    "import sys, time; from roll.distributed.processes.reaper import start_reaper\n"
+    "start_reaper(sys.argv[1]); print(flush=True); time.sleep(600)"
+)
+ROOT = Path(__file__).parents[3]
+
+
+def sleeper(**environ: str) -> subprocess.Popen[bytes]:
+    started = subprocess.Popen(SLEEP, env=environ, stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.readline()
+    return started
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    started = sleeper(MARK="another")
+    yield started
+    started.kill()
+    started.wait()
+
+
+def test_stopped_and_running_processes_with_the_mark_end_and_no_others(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    token = uuid.uuid4().hex
+    marked = [sleeper(MARK=token) for _ in range(2)]
+    os.kill(marked[0].pid, signal.SIGSTOP)
+    assert end_marked(f"MARK={token}", timeout_s=60)
+    assert [each.wait(timeout=1) for each in marked] == [-signal.SIGKILL] * 2
+    assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("variables", [FOR_ALL_ACTORS, RAY_VARIABLES], ids=["actor", "Ray"])
+@pytest.mark.parametrize("package", ["setproctitle", "ray._raylet"])
+def test_a_process_that_gives_itself_a_title_keeps_its_mark(
+    variables: dict[str, str], package: str
+) -> None:
+    """The mark is the first variable, as it may be in processes that Ray starts, and the title is
+    longer than the command."""
+    token = uuid.uuid4().hex
+    code = f"from {package} import setproctitle; setproctitle('t' * 500); {SLEEP[-1]}"
+    titled = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={RUN_TOKEN: token} | variables | {"FILL": "x" * 1000},
+        stdout=subprocess.PIPE,
+    )
+    assert titled.stdout is not None
+    assert titled.stdout.readline()
+    title = Path(f"/proc/{titled.pid}/cmdline").read_text().rstrip("\0")
+    assert set(title) == {"t"}
+    try:
+        assert end_marked(f"{RUN_TOKEN}={token}", timeout_s=60)
+        assert titled.wait(timeout=5) == -signal.SIGKILL
+    finally:
+        titled.kill()
+
+
+def test_a_killed_process_that_shows_no_mark_any_more_is_waited_for(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    killed = {(bystander.pid, str(started(bystander.pid)))}
+    assert not end_marked(f"MARK={uuid.uuid4().hex}", 1, killed)
+    bystander.kill()
+    assert end_marked(f"MARK={uuid.uuid4().hex}", 60, killed)
+    assert started(bystander.pid) is None
+
+
+def test_a_process_with_the_id_of_an_ended_one_is_another(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    assert end_marked(f"MARK={uuid.uuid4().hex}", 60, {(bystander.pid, "1")})
+
+
+def test_nothing_to_end_is_the_end_too() -> None:
+    assert end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=60)
+
+
+def test_a_time_that_is_over_is_said() -> None:
+    assert not end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=0)
+
+
+def test_a_reaper_finds_a_process_that_shows_its_mark_late() -> None:
+    token = uuid.uuid4().hex
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, f"MARK={token}"], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    owner.kill()
+    owner.wait()
+    time.sleep(0.7)
+    late = sleeper(MARK=token)
+    assert late.wait(timeout=20) == -signal.SIGKILL
