@@ -108,8 +108,7 @@ class Decoding:
         if self._matchers:
             logits_NV = restrict(logits_NV, [self._matchers[index] for index in self._live])
         logprobs_NV = scaled_logprobs(logits_NV, sampling)
-        generators = [self.siblings[index].generator for index in self._live]
-        tokens_N = sample_tokens(logprobs_NV, generators, greedy=sampling.temperature == 0)
+        tokens_N = self._choose(logprobs_NV)
         chosen = logprobs_NV.gather(1, tokens_N.to(logprobs_NV.device)[:, None])[:, 0].tolist()
         for index, token, logprob in zip(self._live, tokens_N.tolist(), chosen, strict=True):
             sibling = self.siblings[index]
@@ -131,6 +130,12 @@ class Decoding:
         """End the request with an error, unless it has ended already."""
         with contextlib.suppress(InvalidStateError):
             self.over.set_exception(error)
+
+    def _choose(self, logprobs_NV: Tensor) -> Tensor:
+        """Sample the next token of each running sibling, int64 `[N]` on the CPU."""
+        generators = [self.siblings[index].generator for index in self._live]
+        greedy = self.request.sampling.temperature == 0
+        return sample_tokens(logprobs_NV, generators, greedy=greedy)
 
     def _forward(self, weights: Weights) -> Tensor:
         """Compute the logits `[N, V]` of the next token of each running sibling."""

@@ -80,7 +80,7 @@ class HfEngine:
             )
         limit = min(request.sampling.max_new_tokens, room)
         request, matchers = await self._prepare(request)
-        decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos, matchers=matchers)
+        decoding = self._begun(request, limit, matchers)
         if request.id in self._aborted_early:
             decoding.end()
         completions: list[Completion] = []
@@ -95,6 +95,10 @@ class HfEngine:
             self._aborted_early.discard(request.id)
             del self._running[request.id]
             self._progress.end(request.id, completions)
+
+    def _begun(self, request: GenerateRequest, limit: int, matchers: list[Matcher]) -> Decoding:
+        """Return a request that begins, of at most `limit` tokens. Tests choose its tokens."""
+        return Decoding(request, self._tokenizer, limit=limit, eos=self._eos, matchers=matchers)
 
     async def _prepare(self, request: GenerateRequest) -> tuple[GenerateRequest, list[Matcher]]:
         """Fetch the pictures of a request, and compile its grammar.

@@ -77,9 +77,10 @@ def turns_of(name: str) -> tuple[Turns, int]:
     text = (FULL / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer: PreTrainedTokenizerFast = byte_tokenizer("qwen3")
     tokenizer.chat_template = text
-    marks = {*MARK.findall(text), *MORE_MARKS.findall(text), ENDS[name], "<|call|>", "<|return|>"}
+    found = {*MARK.findall(text), *MORE_MARKS.findall(text), ENDS[name]}
+    marks = sorted(found | {"<|call|>", "<|return|>", "<|python_tag|>"})  # not in every template
     tokenizer.add_tokens([AddedToken(each, special=True, normalized=False) for each in marks])
-    tokenizer.add_tokens([AddedToken(m, special=False, normalized=False) for m in sorted(marks)])
+    tokenizer.add_tokens([AddedToken(m, special=False, normalized=False) for m in marks])
     end = tokenizer.convert_tokens_to_ids(ENDS[name])
     assert isinstance(end, int)
     dated = DatedTokenizer(tokenizer, datetime(2031, 5, 6))
