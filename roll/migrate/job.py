@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from roll.config.sections.lifecycle import SERVICES
 from roll.migrate.devices import as_text
 from roll.migrate.draft import Draft, one_line
 from roll.migrate.keys import Keys
@@ -116,6 +117,13 @@ class Job:
                 name, number = f"{wish}_{number}", number + 1
             self._pools[devices] = name
         return self._pools[devices]
+
+    def put_services(self, names: Iterable[str], project: str, *told_by: str) -> None:
+        """Write a tracker of `project` for each of the names that is a service we send metrics
+        to."""
+        trackers = [{"kind": name, "project": project} for name in SERVICES if name in set(names)]
+        if trackers:
+            self.put("track.trackers", trackers, *told_by)
 
     def put_pools(self, devices_per_node: int | None, told_by: Iterable[str]) -> None:
         """Write `pools` and `cluster`, for as many machines as the devices need.

@@ -87,7 +87,7 @@ def _put_run(job: Job, section: str) -> None:
     job.move("logger.tensorboard_enabled", "track.tensorboard", "flag")
     if job.keys.flag("logger.wandb_enabled"):
         told = ("logger.wandb_enabled", "logger.wandb.project")
-        job.put("track.wandb_project", job.keys.text("logger.wandb.project") or "nemo-rl", *told)
+        job.put_services(["wandb"], job.keys.text("logger.wandb.project") or "nemo-rl", *told)
 
 
 def _put_model(job: Job) -> None:

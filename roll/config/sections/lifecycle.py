@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from roll.config.base import Config
+from roll.config.errors import nearest
 from roll.config.sections.data import PreferenceSource, SourceConfig, TaughtSource, TextSource
 from roll.config.sections.sampling import SamplingConfig
 
@@ -159,12 +160,42 @@ class ProfileConfig(Config):
     allocation of GPU memory, as a snapshot for https://pytorch.org/memory_viz."""
 
 
+SERVICES = ("wandb", "mlflow", "swanlab", "trackio")
+"""Services that trackers send to, by the name of their package."""
+
+
+class TrackerConfig(Config):
+    """A service, or a class of yours, that gets the metrics of every step."""
+
+    kind: str
+    """`wandb`, `mlflow`, `swanlab` or `trackio`, whose package must be installed; or the import
+    path of a class, `my_module:MyTracker`."""
+    project: str = "roll"
+    """Name of the project there; of MLflow: of the experiment."""
+    name: str | None = None
+    """Name of the run there. null: the last two parts of output_dir, such as `quickstart-run`."""
+    kwargs: dict[str, Any] = {}
+    """Further arguments for `wandb.init`, `MlflowClient`, `swanlab.init`, `trackio.init`, or the
+    class."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in SERVICES and ":" not in kind:
+            raise ValueError(
+                f"unknown service {kind!r}{nearest(kind, SERVICES)} (known: "
+                f"{', '.join(SERVICES)}; or the import path of a class, 'my_module:MyTracker')"
+            )
+        return kind
+
+
 class TrackConfig(Config):
     """Trackers that metrics are sent to, besides the terminal and metrics.jsonl."""
 
     tensorboard: bool = True
-    wandb_project: str | None = None
-    """Name of the W&B project; needs `pip install wandb`. null: no W&B."""
+    trackers: tuple[TrackerConfig, ...] = ()
+    """Services and classes that also get the metrics. One that fails is switched off, and the run
+    goes on."""
     rollouts_every: int | None = Field(default=10, ge=1)
     """Number of steps between dumps of rollouts. null: no dumps."""
     rollouts_samples: int = Field(default=64, ge=1)
@@ -172,3 +203,12 @@ class TrackConfig(Config):
     verify_weights: Literal["never", "first", "always"] = "first"
     """Comparison of checksums of the trained weights and the weights that engines received: after
     the first weight push, after every push, or never."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_became_of_wandb_project(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "wandb_project" in given:
+            raise ValueError(
+                "`wandb_project: NAME` is `trackers: [{kind: wandb, project: NAME}]` now"
+            )
+        return given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roll.config.errors import ConfigError
+from roll.config.sections.lifecycle import SERVICES
 from roll.migrate.from_roll import agentic, offline, rlvr
 from roll.migrate.from_roll.reasons import LAST_PARTS, PREFIXES, WHOLE_KEYS
 from roll.migrate.job import Job
@@ -97,13 +98,12 @@ def _put_resume(job: Job) -> None:
 def _put_trackers(job: Job) -> None:
     """Write the trackers; metrics.jsonl and the terminal have all metrics in any case."""
     names = job.keys.texts("track_with")
-    known = {"tensorboard", "wandb", "stdout"}
+    known = {"tensorboard", "stdout", *SERVICES}
     if names and any(name in known for name in names):
         job.put("track.tensorboard", "tensorboard" in names, "track_with")
-    if "wandb" in names:
-        project = "tracker_kwargs.project"
-        value = job.keys.text(project) or job.keys.text("exp_name") or "roll"
-        job.put("track.wandb_project", value, "track_with", project)
+    project = "tracker_kwargs.project"
+    value = job.keys.text(project) or job.keys.text("exp_name") or "roll"
+    job.put_services(names, value, "track_with", project)
     others = [name for name in names if name not in known]
     if others:
         job.why("track_with", f"there is no tracker {', '.join(others)}; metrics.jsonl has all")

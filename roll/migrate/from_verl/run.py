@@ -83,8 +83,7 @@ def _put_run(job: Job) -> None:
     job.count("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last")
     loggers = keys.texts("trainer.logger")
     job.put("track.tensorboard", "tensorboard" in loggers, "trainer.logger")
-    if "wandb" in loggers:
-        job.put("track.wandb_project", names[0] or "verl", "trainer.project_name")
+    job.put_services(loggers, names[0] or "verl", "trainer.project_name")
 
 
 def _devices(job: Job) -> int:

@@ -13,11 +13,9 @@ import yaml
 
 from roll.cli import reported
 from roll.config import RlvrConfig, load_config
-from roll.config.sections.lifecycle import TrackConfig
 from roll.core.errors import (
     ConfigError,
     DataError,
-    EngineMissingError,
     SettingsChangedError,
     UserError,
 )
@@ -31,7 +29,6 @@ from roll.output_dir.resume import (
     set_aside,
 )
 from roll.output_dir.summary import read_summary
-from roll.output_dir.trackers import check_trackers
 from roll.output_dir.whole_file import replace_file
 from tests.runs import write_task
 
@@ -126,12 +123,6 @@ def test_workers_get_absolute_paths_and_hub_names_stay(inside: Path) -> None:
     assert config.reference_model.path == str(inside / "model")
     assert config.reference_model.tokenizer == str(inside / "model")
     assert written.output_dir == "runs/a"
-
-
-def test_a_tracker_that_is_not_installed_is_named() -> None:
-    check_trackers(TrackConfig())
-    with pytest.raises(EngineMissingError, match="pip install wandb"):
-        check_trackers(TrackConfig(wandb_project="p"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""Trackers of users and of services: what they get, and that none of them harms the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from roll.config.errors import ConfigError
+from roll.config.sections.lifecycle import TrackConfig, TrackerConfig
+from roll.core.errors import EngineMissingError
+from roll.output_dir.trackers import Record, TrackedRun, check_trackers, open_trackers, read_records
+from roll.output_dir.trackers.behind import MAX_WAITING, Behind
+
+HERE = f"{__name__}:Mine"
+
+
+class Mine:
+    """A tracker of a user; `wrong` says where it fails."""
+
+    def __init__(self, run: TrackedRun, wrong: str = "", wait_s: float = 0.0) -> None:
+        self.wrong, self.wait_s = wrong, wait_s
+        self.file = run.folder / "told.jsonl"
+        self.tell(begin=run.recall(), first=run.first_step, run=f"{run.project}/{run.name}")
+        run.remember(f"step {run.first_step}")
+        self.fail("open")
+
+    def tell(self, **what: Any) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(what) + "\n")
+
+    def fail(self, where: str) -> None:
+        if self.wrong == where:
+            raise RuntimeError(f"fails at {where}")
+
+    def log(self, step: int, record: Record) -> None:
+        time.sleep(self.wait_s)
+        self.fail("log")
+        self.tell(step=step, **record)
+
+    def close(self) -> None:
+        self.fail("close")
+        self.tell(closed=True)
+
+
+class Signals(Mine):
+    """A tracker that takes over Ctrl-C where it may, as some services' packages do."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def session(folder: Path, *trackers: Mapping[str, Any], first: int = 0, steps: int = 2) -> float:
+    """A session of a run with these trackers; returns its seconds."""
+    config = TrackConfig(tensorboard=False, trackers=tuple(TrackerConfig(**t) for t in trackers))
+    begun_s = time.monotonic()
+    opened = open_trackers(config, folder, first_step=first, max_steps=9, resolved={"seed": 3})
+    with opened as all_of_them:
+        for step in range(first, first + steps):
+            all_of_them.log(step, {"reward/mean": step / 4})
+        took_s = time.monotonic() - begun_s
+    return took_s
+
+
+def told(folder: Path, name: str = "Mine") -> list[dict[str, Any]]:
+    lines = (folder / "trackers" / name / "told.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_class_of_a_user_gets_every_step_and_knows_its_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sort" / "run"
+    folder.mkdir(parents=True)
+    session(folder, {"kind": HERE})
+    session(folder, {"kind": HERE, "name": "again", "project": "mine"}, first=2)
+    assert told(folder) == [
+        {"begin": None, "first": 0, "run": "roll/sort-run"},
+        {"step": 0, "reward/mean": 0.0},
+        {"step": 1, "reward/mean": 0.25},
+        {"closed": True},
+        {"begin": "step 0", "first": 2, "run": "mine/again"},
+        {"step": 2, "reward/mean": 0.5},
+        {"step": 3, "reward/mean": 0.75},
+        {"closed": True},
+    ]
+
+
+def test_two_of_a_kind_have_a_folder_each(tmp_path: Path) -> None:
+    session(tmp_path, {"kind": HERE}, {"kind": HERE})
+    assert told(tmp_path)[1:] == told(tmp_path, "Mine-2")[1:]
+
+
+@pytest.mark.parametrize("wrong", ["open", "log", "close"])
+def test_one_that_fails_is_told_and_the_others_go_on(
+    tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = {"kind": HERE, "kwargs": {"wrong": wrong}}
+    with caplog.at_level(logging.ERROR):
+        session(tmp_path, broken, {"kind": HERE})
+    [record] = caplog.records
+    assert record.getMessage() == "the tracker Mine failed and is switched off"
+    assert f"fails at {wrong}" in caplog.text
+    assert len(told(tmp_path, "Mine-2")) == 4
+    assert [record["step"] for record in read_records(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+def test_a_slow_one_delays_no_step_and_loses_nothing(tmp_path: Path) -> None:
+    assert session(tmp_path, {"kind": HERE, "kwargs": {"wait_s": 0.3}}, steps=4) < 0.9
+    assert [one["step"] for one in told(tmp_path) if "step" in one] == [0, 1, 2, 3]
+
+
+class Hangs:
+    """A tracker that hangs at the first record until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def log(self, step: int, record: Record) -> None:
+        self.go.wait(60)
+
+    def close(self) -> None: ...
+
+
+def log_all(behind: Behind, steps: int) -> None:
+    for step in range(steps):
+        behind.log(step, {})
+
+
+def test_one_that_hangs_is_given_up() -> None:
+    hanging = Hangs()
+    behind = Behind(lambda: hanging, close_timeout_s=0.2)
+    try:
+        with pytest.raises(TimeoutError, match=f"{MAX_WAITING} records wait to be sent"):
+            log_all(behind, MAX_WAITING + 2)
+    finally:
+        hanging.go.set()
+    patient = Hangs()
+    other = Behind(lambda: patient, close_timeout_s=0.2)
+    try:
+        other.log(0, {})
+        with pytest.raises(TimeoutError, match=r"has not finished within 0.2 s"):
+            other.close()
+    finally:
+        patient.go.set()
+
+
+def test_signals_stay_those_of_the_run(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    session(tmp_path, {"kind": f"{__name__}:Signals"})
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_cannot_work_is_refused_before_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"unknown service 'wanbd'; did you mean 'wandb'\?"):
+        TrackerConfig(kind="wanbd")
+    with pytest.raises(ValidationError, match=r"is `trackers: \[\{kind: wandb, project: NAME\}\]`"):
+        TrackConfig.model_validate({"wandb_project": "p"})
+    with pytest.raises(ConfigError, match="has no 'Yours'"):
+        session(tmp_path, {"kind": f"{__name__}:Yours"})
+    check_trackers(TrackConfig(trackers=(TrackerConfig(kind=HERE),)))
+    with pytest.raises(EngineMissingError, match="is not installed: `pip install swanlab`"):
+        check_trackers(TrackConfig(trackers=(TrackerConfig(kind="swanlab"),)))
