@@ -13,6 +13,9 @@ from roll.config.loading.layers import Origins
 
 MANY = 8
 
+RENAMED = {"track.wandb_project": "track.trackers: [{kind: wandb, project: NAME}]"}
+"""Key of earlier versions -> what took its place."""
+
 
 def describe(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], origins: Origins
@@ -47,7 +50,9 @@ def _describe_one(
     key = ".".join(keys)
     where = origins.where(key)
     kind, message = item["type"], item["msg"]
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" and key in RENAMED:
+        yield f"{where}: {key} = {_short(item['input'])}: now it is `{RENAMED[key]}`"
+    elif kind == "extra_forbidden":
         known = owner.model_fields if owner else {}
         hint = nearest(keys[-1], known) or _elsewhere(keys[-1], model)
         if not hint and known:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from roll.config.base import Config
 from roll.config.errors import nearest
@@ -203,12 +203,3 @@ class TrackConfig(Config):
     verify_weights: Literal["never", "first", "always"] = "first"
     """Comparison of checksums of the trained weights and the weights that engines received: after
     the first weight push, after every push, or never."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _say_what_became_of_wandb_project(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "wandb_project" in given:
-            raise ValueError(
-                "`wandb_project: NAME` is `trackers: [{kind: wandb, project: NAME}]` now"
-            )
-        return given

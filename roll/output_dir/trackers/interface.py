@@ -28,7 +28,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of the run."""
+    """The run, as a tracker is told of it."""
 
     folder: Path
     """Folder of the tracker in the output folder; it exists, and outlives the session."""
