@@ -220,6 +220,31 @@ def test_folders_beside_the_weights_are_kept_but_for_other_models(tmp_path: Path
     assert f"left out {src / 'chat_templates' / 'up'}: a link to a folder that it lies in" in told
 
 
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [
+        ({"global_head_dim": 8}, {}),
+        ({"global_head_dim": 6}, {"head_dim": 6}),
+        (
+            {"global_head_dim": 8, "attention_k_eq_v": True, "num_global_key_value_heads": 2},
+            {"num_key_value_heads": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_heads_of_gemma4_may_differ_in_one_thing_or_in_none(
+    heads: dict[str, Any], told: dict[str, int], tmp_path: Path
+) -> None:
+    """transformers writes what differs, and nothing else."""
+    base = {**FAMILIES["gemma4_text"], "head_dim": 8, "num_key_value_heads": 4}
+    model = model_of(**{**base, "attention_k_eq_v": False, **heads})
+    model.save_pretrained(tmp_path / "src")
+    written = json.loads((tmp_path / "src" / "config.json").read_text())["per_layer_config"]
+    wide = [i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
+    assert (written or {}) == ({str(i): told for i in wide} if told else {})
+    assert_same(tmp_path / "src", there_and_back(tmp_path / "src", tmp_path, ParallelSizes(tp=2)))
+
+
 @pytest.mark.parametrize("spaces", range(1, 8))
 def test_tensors_that_begin_anywhere_are_read_rightly(spaces: int, tmp_path: Path) -> None:
     """Headers of some writers are not padded, and so tensors are not aligned."""

@@ -80,18 +80,20 @@ def global_heads(config: Config) -> GlobalHeads:
         if shared and other is not None:
             groups = Size(other, "num_global_key_value_heads")
         return GlobalHeads(layers=layers, width=width, groups=groups, keys_as_values=shared)
+    # It holds what differs from the other layers: nothing, if all heads are alike.
     changed = {int(layer): values for layer, values in told.items()}
     values: dict[str, int] = next(iter(changed.values()), {})
-    known = values.keys() <= {"head_dim", "num_key_value_heads"} and "head_dim" in values
-    if set(changed) != set(layers) or not known or any(v != values for v in changed.values()):
+    known = values.keys() <= {"head_dim", "num_key_value_heads"}
+    others = set(changed) not in (set(), set(layers))
+    if others or not known or any(v != values for v in changed.values()):
         raise ConfigError(
-            f"config.json: per_layer_config changes layers {sorted(changed)}, expected the same "
-            f"head_dim (and num_key_value_heads) for all of {list(layers)}, the full_attention of "
-            "layer_types, and nothing else"
+            f"config.json: per_layer_config changes layers {sorted(changed)}, expected none, or "
+            f"the same head_dim and num_key_value_heads for all of {list(layers)}, the "
+            "full_attention of layer_types, and nothing else"
         )
     return GlobalHeads(
         layers=layers,
-        width=Size(values["head_dim"], "per_layer_config.head_dim"),
+        width=Size(values.get("head_dim", config.count("head_dim")), "per_layer_config.head_dim"),
         groups=Size(values.get("num_key_value_heads", groups), "per_layer_config"),
         keys_as_values=shared,
     )
