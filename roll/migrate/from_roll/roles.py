@@ -69,11 +69,28 @@ def put_pool(job: Job, role: str, target: str, wish: str, other: str | None = No
     if found is None and other is not None:
         key, found, note = f"{other}.device_mapping", devices(job, other), "the same devices"
     if found is None:
-        found, note = (0,), "no devices are named; one"
+        found = tuple(range(_least_devices(job, role)))
+        note = f"no devices are named; {len(found)} by the parallel sizes"
         job.ask(f"{target}.pool: {role} names no devices that can be read; correct its pool")
     job.put(f"{target}.pool", job.pool(found, wish), key, note=note)
     _put_variables(job, role, target)
     return len(found)
+
+
+def _least_devices(job: Job, role: str) -> int:
+    """Return how many devices the parallel sizes of a role need at least."""
+    config = f"{role}.strategy_args.strategy_config"
+
+    def size(name: str) -> int:
+        return max(1, job.keys.whole(name) or 1)
+
+    experts = size(f"{config}.expert_model_parallel_size") * size(
+        f"{config}.expert_tensor_parallel_size"
+    )
+    shared = math.lcm(size(f"{config}.tensor_model_parallel_size"), experts)
+    staged = shared * size(f"{config}.pipeline_model_parallel_size")
+    engine = size(f"{config}.tensor_parallel_size") * size(f"{config}.pipeline_parallel_size")
+    return staged * engine * size(f"{role}.model_args.ulysses_size")
 
 
 def _put_variables(job: Job, role: str, target: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roll.config import load_config
@@ -225,6 +225,12 @@ CHOICES: dict[str, list[Any]] = {
 
 
 @settings(max_examples=20, deadline=None)
+@example(
+    {
+        "actor_train.strategy_args.strategy_name": "megatron_train",
+        "actor_train.strategy_args.strategy_config": {"pipeline_model_parallel_size": 2},
+    }
+)
 @given(st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in CHOICES.items()}))
 def test_files_whose_values_roll_takes_give_valid_files(keys: dict[str, Any]) -> None:
     tree: dict[str, Any] = {"pretrain": "org/model", "rewards": {"math_rule": {"world_size": 1}}}
