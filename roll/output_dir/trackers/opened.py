@@ -89,7 +89,7 @@ def open_trackers(
         "metrics.jsonl": JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)
     }
     if config.tensorboard:
-        trackers["tensorboard"] = TensorBoardTracker(
+        trackers["event files"] = TensorBoardTracker(
             output_dir / "tensorboard", first_step=first_step
         )
     check_trackers(config)
@@ -100,7 +100,7 @@ def open_trackers(
         run = TrackedRun(folder, wanted.project, title, resolved, first_step)
         make = CLASSES.get(wanted.kind) or load_object(wanted.kind)
         trackers[name] = Behind(partial(make, run, **wanted.kwargs))
-    trackers["terminal"] = ConsoleTracker(first_step=first_step, max_steps=max_steps)
+    trackers["the terminal"] = ConsoleTracker(first_step=first_step, max_steps=max_steps)
     return Trackers(trackers)
 
 

@@ -13,7 +13,20 @@ from typing import Any
 from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker
 
 
-class WandbTracker:
+class _RunTracker:
+    """Tracker whose service has a run with `log` and `finish`."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, step: int, record: Record) -> None:
+        self._run.log(dict(record), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbTracker(_RunTracker):
     """Tracker that sends the metrics to Weights & Biases."""
 
     def __init__(self, run: TrackedRun, **kwargs: Any) -> None:
@@ -21,23 +34,19 @@ class WandbTracker:
         `wandb.init`."""
         import wandb
 
-        self._run = wandb.init(
-            **{
-                "project": run.project,
-                "name": run.name,
-                "dir": run.folder,
-                "id": run.own_id(),
-                "resume": "allow",
-                "config": dict(run.config),
-                **kwargs,
-            }
+        super().__init__(
+            wandb.init(
+                **{
+                    "project": run.project,
+                    "name": run.name,
+                    "dir": run.folder,
+                    "id": run.own_id(),
+                    "resume": "allow",
+                    "config": dict(run.config),
+                    **kwargs,
+                }
+            )
         )
-
-    def log(self, step: int, record: Record) -> None:
-        self._run.log(dict(record), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MlflowTracker:
@@ -92,7 +101,7 @@ def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
             yield f"{before}{name}", str(value)
 
 
-class SwanLabTracker:
+class SwanLabTracker(_RunTracker):
     """Tracker that sends the metrics to SwanLab."""
 
     def __init__(self, run: TrackedRun, **kwargs: Any) -> None:
@@ -100,26 +109,22 @@ class SwanLabTracker:
         `swanlab.init`."""
         import swanlab
 
-        self._run = swanlab.init(
-            **{
-                "project": run.project,
-                "name": run.name,
-                "log_dir": str(run.folder),
-                "id": run.own_id(),
-                "resume": "allow",
-                "config": dict(run.config),
-                **kwargs,
-            }
+        super().__init__(
+            swanlab.init(
+                **{
+                    "project": run.project,
+                    "name": run.name,
+                    "log_dir": str(run.folder),
+                    "id": run.own_id(),
+                    "resume": "allow",
+                    "config": dict(run.config),
+                    **kwargs,
+                }
+            )
         )
 
-    def log(self, step: int, record: Record) -> None:
-        self._run.log(dict(record), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class TrackioTracker:
+class TrackioTracker(_RunTracker):
     """Tracker that keeps the metrics in Trackio's database, or sends them to a Space."""
 
     def __init__(self, run: TrackedRun, **kwargs: Any) -> None:
@@ -127,22 +132,18 @@ class TrackioTracker:
         `trackio.init`. Trackio knows runs by name alone, so the name ends with an id."""
         import trackio
 
-        self._run = trackio.init(
-            **{
-                "project": run.project,
-                "name": f"{run.name}-{run.own_id()}",
-                "config": dict(run.config),
-                "resume": "allow",
-                "embed": False,
-                **kwargs,
-            }
+        super().__init__(
+            trackio.init(
+                **{
+                    "project": run.project,
+                    "name": f"{run.name}-{run.own_id()}",
+                    "config": dict(run.config),
+                    "resume": "allow",
+                    "embed": False,
+                    **kwargs,
+                }
+            )
         )
-
-    def log(self, step: int, record: Record) -> None:
-        self._run.log(dict(record), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 CLASSES: Mapping[str, Callable[..., Tracker]] = {
