@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -11,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from roll.config.sections.lifecycle import SERVICES, TrackConfig, TrackerConfig
-from roll.core.errors import EngineMissingError
+from roll.core.errors import ConfigError, EngineMissingError
 from roll.core.registry import load_object
 from roll.output_dir.trackers.behind import Behind
 from roll.output_dir.trackers.console import ConsoleTracker
@@ -83,7 +84,7 @@ def open_trackers(
 
     Raises:
         EngineMissingError: the package of a service is not installed.
-        ConfigError: the class of a tracker does not exist.
+        ConfigError: the class of a tracker does not exist, or takes other arguments.
     """
     trackers: dict[str, Tracker] = {
         "metrics.jsonl": JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)
@@ -99,6 +100,10 @@ def open_trackers(
         title = wanted.name or "-".join(output_dir.parts[-2:])
         run = TrackedRun(folder, wanted.project, title, resolved, first_step)
         make = CLASSES.get(wanted.kind) or load_object(wanted.kind)
+        try:
+            inspect.signature(make).bind(run, **wanted.kwargs)
+        except TypeError as error:
+            raise ConfigError(f"track.trackers: {wanted.kind}: kwargs: {error}") from None
         trackers[name] = Behind(partial(make, run, **wanted.kwargs))
     trackers["the terminal"] = ConsoleTracker(first_step=first_step, max_steps=max_steps)
     return Trackers(trackers)
