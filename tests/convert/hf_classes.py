@@ -96,8 +96,14 @@ def model_of(config: PreTrainedConfig, **more: Any) -> PreTrainedModel:
 
 
 def loaded(folder: Path, **more: Any) -> PreTrainedModel:
-    """The model in a folder, as transformers loads it."""
-    model = _class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, **more)
+    """The model in a folder, as transformers loads it, or would if it knew the type (`SAME_AS`)."""
+    values = json.loads((folder / "config.json").read_text())
+    if values["model_type"] in SAME_AS:
+        kind = SAME_AS[values.pop("model_type")]
+        more["config"] = config = CONFIG_MAPPING[kind].from_dict(values)
+    else:
+        config = AutoConfig.from_pretrained(folder)
+    model = _class(config).from_pretrained(folder, **more)
     assert isinstance(model, PreTrainedModel)
     return model
 
