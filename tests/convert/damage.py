@@ -56,9 +56,13 @@ def _meta(folder: Path, draw: random.Random) -> str | None:
     _strange(path, draw)
     try:
         was, now = json.loads(whole), json.loads(path.read_bytes())
-        # As good as before: these choose between names for the same tensors.
-        same = now["fused"] is True or (was["repeats"] and now["repeats"] == [])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        # As good as before: these choose between names for the same tensors. Without `fused`, a
+        # layout counts as one of earlier versions, whose experts never were.
+        named = now.get("fused", False)
+        same = (type(named) is bool and named != was["fused"]) or (
+            was["repeats"] and now["repeats"] == []
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "mcore.json"
     if same and now != was:
         path.write_bytes(whole)
