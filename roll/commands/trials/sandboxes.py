@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from roll.commands.trial_result import Trial
+from roll.commands.trials.result import Trial
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError
 from roll.config.rlvr_base import RlvrBase

@@ -31,7 +31,7 @@ from roll.rewards.execution.child import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from roll.commands.trial_result import Trial
+    from roll.commands.trials.result import Trial
     from roll.rewards.loading import Work
 
 SHORT_CHARS = 200
@@ -111,7 +111,7 @@ def _verdict(
 ) -> Reward | list[Reward]:
     """Score a sample in a child process that is then killed; a group reward gets the sample and an
     empty response as a group. ConfigError if the reward fails or is too slow."""
-    factory = "roll.commands.reward_trial:make_trial"
+    factory = "roll.commands.trials.rewards:make_trial"
     asked = None if judge is None else judge.model_dump()
     child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump(), asked)))
     limit_s = reward.limit_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)

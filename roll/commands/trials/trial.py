@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from roll.commands.task_trial import try_tasks
-from roll.commands.trial_result import Trial
+from roll.commands.trials.result import Trial
+from roll.commands.trials.tasks import try_tasks
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import UserError
 from roll.config.offline import DistillationConfig, SftConfig
@@ -50,7 +50,7 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
         return trial
     trial = try_data(config)
     if isinstance(config, RlvrBase) and not trial.wrong:
-        from roll.commands.reward_trial import try_rewards
+        from roll.commands.trials.rewards import try_rewards
 
         _try_sandboxes(config, trial)
         if not trial.wrong:
@@ -59,7 +59,7 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
 
 
 def _try_sandboxes(config: RlvrBase, trial: Trial) -> None:
-    from roll.commands.sandbox_trial import try_sandboxes  # imports what only rewards need
+    from roll.commands.trials.sandboxes import try_sandboxes  # imports what only rewards need
 
     try_sandboxes(config, trial)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.commands.trial_result import Trial
+from roll.commands.trials.result import Trial
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import UserError
 from roll.config.sections.environment import EnvironmentConfig
@@ -98,7 +98,7 @@ def packages_told(environment: EnvironmentConfig) -> str:
 
 def _first_words(name: str, environment: EnvironmentConfig, folder: Path, task: Prompt) -> str:
     """Return what an environment says first; ConfigError if it fails."""
-    factory = "roll.commands.task_trial:make_episode"
+    factory = "roll.commands.trials.tasks:make_episode"
     child = Child(ChildSpec(factory, (str(folder), name, environment.model_dump())))
     limit_s = environment.reset_timeout_s + environment.step_timeout_s
     try:

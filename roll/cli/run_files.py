@@ -1,0 +1,129 @@
+"""Commands on run files: run, check, show, migrate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from roll.cli.shared import (
+    EXIT_USER,
+    OUT,
+    Debug,
+    File,
+    Overrides,
+    leave_out_triton,
+    report_error,
+    reported,
+)
+from roll.config.errors import UserError
+from roll.config.loading.compose import LoadedConfig, load_config
+
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Try nothing out: a second, and no data is tokenized.")
+]
+
+
+def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Run a pipeline; continue from the newest checkpoint in its output_dir."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        leave_out_triton()
+        from roll.commands.preloads import forking
+
+        # Comes first, so that the fork server imports what workers need while this process imports.
+        with forking(loaded.config) as fork_server:
+            from roll.commands.preflight import inspect
+
+            for finding in inspect(loaded):
+                raise finding.error
+            from roll.commands.launch import launch
+
+            launch(loaded, fork_server=fork_server)
+
+
+def check(
+    file: File, overrides: Overrides = None, fast: Fast = False, debug: Debug = False
+) -> None:
+    """Validate a run file and try some of its data; print the device map and the sizes of a
+    step."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        leave_out_triton()
+        from roll.commands.preflight import inspect, user_folder
+        from roll.commands.trials.result import Trial
+        from roll.commands.trials.trial import try_out
+        from roll.config.checks.notices import notices
+
+        findings = inspect(loaded)
+        wrong = [str(finding.error) for finding in findings if not finding.only_here]
+        lacking = [str(finding.error) for finding in findings if finding.only_here]
+        trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
+        wrong += [str(error) for error in trial.wrong]
+        if wrong:
+            # Printed first, because a table before the error would hide it.
+            report_error(UserError("\n".join(wrong)), debug)
+        _print_plan(loaded)
+        for line in trial.told:
+            OUT.print(f"  {line}", markup=False)
+        for line in [*notices(loaded.config), *trial.remarks]:
+            OUT.print(f"note: {line}", markup=False, style="yellow")
+        for line in lacking:
+            OUT.print(f"not here: {line}", markup=False, style="yellow")
+        if wrong:
+            OUT.print("not ok: see the errors before the table", style="red")
+            raise typer.Exit(EXIT_USER)
+        if lacking:
+            OUT.print("nothing wrong in the file; it cannot run here yet", style="yellow")
+        elif fast:
+            OUT.print("ok, with no data tried (--fast)", style="green")
+        elif trial.untried:
+            told = f"ok, but not tried: {', '.join(trial.untried)}"
+            OUT.print(told, style="yellow", markup=False)
+        else:
+            OUT.print("ok", style="green")
+
+
+def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print the resolved config, with all defaults; the output is itself a run file."""
+    import json
+
+    import yaml
+
+    with reported(debug):
+        config = load_config(file, overrides or ()).config
+        text = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
+        sys.stdout.write(text)
+
+
+def migrate(
+    file: Annotated[Path, typer.Argument(help="A run file of ROLL, verl or NeMo RL.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    model: Annotated[str | None, typer.Option(help="Path in place of every model's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Path in place of every source's.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Translate a run file of another framework; what has no counterpart is named in it."""
+    with reported(debug):
+        from roll.migrate.write import write_migrated
+
+        text, told = write_migrated(file, output, model=model, data=data)
+        sys.stdout.write(text if output is None else "")
+        for line in told:
+            OUT.print(line, markup=False)
+
+
+def _print_plan(loaded: LoadedConfig) -> None:
+    """Print the roles in each pool with its devices, and the sizes of one step."""
+    from roll.config.step_plan import device_map, plan_lines
+
+    OUT.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
+    table = Table("pool (devices)", "roles")
+    for pool, roles in device_map(loaded.config).items():
+        table.add_row(pool, ", ".join(roles).replace("[", r"\["))
+    OUT.print(table)
+    for line in plan_lines(loaded.config):
+        OUT.print(f"  {line}", markup=False)

@@ -1,0 +1,1 @@
+"""Trials of `roll check`: rows, rewards, environments and sandboxes are tried out."""
