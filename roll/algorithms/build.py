@@ -122,7 +122,7 @@ def _observed(
     seen_BT: dict[str, Tensor] = {}
     maxima_BT: dict[str, Tensor] = {}
     if batch.old_logprobs is None and batch.rollout_logprobs is not None:
-        seen_BT |= token_mismatch(terms.logprobs_BT.detach(), batch.rollout_logprobs)
+        seen_BT |= dict(token_mismatch(terms.logprobs_BT.detach(), batch.rollout_logprobs))
         maxima_BT["mismatch/logprob_abs_max"] = seen_BT["mismatch/logprob_abs_mean"]
     if terms.entropy_BT is not None:
         seen_BT["entropy"] = terms.entropy_BT.detach()

@@ -8,30 +8,32 @@ has moved since then, which is expected.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from roll.algorithms.kl import k3
 from roll.core.batches import RolloutBatch
-from roll.core.metrics import Max, Mean, Metrics
+from roll.core.metrics import Max, Mean, Metric, Metrics
 
 FACTOR_LIMIT = 20.0
 """Largest |difference| of log-probs before exp, so that one token cannot make a mean infinite."""
 
 
-def token_mismatch(trainer: Tensor, engine: Tensor) -> dict[str, Tensor]:
-    """Return mismatch metrics per token, in the shape of the arguments; the caller averages them.
+def token_mismatch(trainer: Tensor, engine: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and values of each mismatch metric per token, in the shape of the arguments; the
+    caller averages them. One after the other, because a rank may have many tokens.
 
     `mismatch/logprob_abs_mean` is |difference| in nats, of which the maximum is reported too;
     `mismatch/kl` is the estimate k3 of KL(engine || trainer); `mismatch/probability_factor` is
     exp |difference|.
     """
     gap = (trainer - engine).abs()
-    return {
-        "mismatch/logprob_abs_mean": gap,
-        "mismatch/kl": k3(engine, trainer),
-        "mismatch/probability_factor": gap.clamp(max=FACTOR_LIMIT).exp(),
-    }
+    yield "mismatch/logprob_abs_mean", gap
+    yield "mismatch/probability_factor", gap.clamp(max=FACTOR_LIMIT).exp()
+    del gap
+    yield "mismatch/kl", k3(engine, trainer)
 
 
 def teacher_metrics(batch: RolloutBatch) -> Metrics:
@@ -63,10 +65,13 @@ def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     count = engine.numel()
     if count == 0:
         return Metrics()
-    per_token = token_mismatch(trainer, engine)
-    means = {name: Mean(values.sum().item(), count) for name, values in per_token.items()}
-    largest = Max(per_token["mismatch/logprob_abs_mean"].max().item())
-    return Metrics({**means, "mismatch/logprob_abs_max": largest})
+    found: dict[str, Metric] = {}
+    for name, values in token_mismatch(trainer, engine):
+        found[name] = Mean(values.sum().item(), count)
+        if name == "mismatch/logprob_abs_mean":
+            found["mismatch/logprob_abs_max"] = Max(values.max().item())
+        del values
+    return Metrics(found)
 
 
 def correction_metrics(

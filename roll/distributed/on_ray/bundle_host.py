@@ -25,9 +25,10 @@ bytes. Ray sends smaller results to the caller in any case, and then it would be
 KEPT_S = 10.0
 """Time for which answers that were sent are kept, in seconds, unless the next ones are asked for
 earlier: a caller that did not get them says so at once."""
-STORED_BYTES = 4 << 20
+STORED_BYTES = 32 << 20
 """Size from which a bundle takes no further answers, in bytes of the parts that stay in the object
-store: they are freed together."""
+store. They are freed together, so it is not larger; and each bundle costs the driver some calls of
+Ray, so it is not smaller: this is eight groups of 16 long samples (benchmarks/data_path.py)."""
 
 
 @pickle_by_fields
