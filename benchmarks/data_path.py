@@ -9,12 +9,14 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
 * `tokens`: tokens of the responses of a step. `s`: seconds of the step, medians over all steps but
   the first (if there are several), as all numbers but peaks.
 * `driver CPU`: CPU time of the driver's process in the step, all threads, with Ray's; in
-  nanoseconds per token. The second table divides it: `receive` is generation and rewards;
-  `assemble` the metrics, the table of samples and their advantages; `score` reference and old
-  log-probs; `advantages` what comes after it, if the driver has all tokens; `train`
-  the update; `rest` everything else, such as the push of weights. The columns after `rest` are
-  shares of all that: `pickle` and `unpickle` turn arguments into bytes and bytes into results (not
-  the copies from and to the store).
+  nanoseconds per token. `waiting`: what it would have used in the same seconds with nothing to do,
+  for heartbeats and in Ray's threads, as measured before the first step: that depends on the time
+  that the workers take, not on the tokens. The second table divides the CPU time: `receive` is
+  generation and rewards; `assemble` the metrics, the table of samples and their advantages; `score`
+  reference and old log-probs; `advantages` what comes after it, if the driver has all tokens;
+  `train` the update; `rest` everything else, such as the push of weights. The columns after `rest`
+  are shares of all that: `pickle` and `unpickle` turn arguments into bytes and bytes into results
+  (not the copies from and to the store).
 * `out`, `in`: bytes that the driver serializes for workers and reads from them, per sample, counted
   in Ray's serialization (`driver_meter.Border`). A value that stays in the object store counts as
   its reference. The third table divides them by part.
@@ -27,9 +29,9 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
     python benchmarks/data_path.py --picture 1024 --siblings 8 --samples 256 --longest 256
 
 `--goals` makes the exit code 1 unless the last row needs at most 5 ns of the driver's CPU time per
-token, less than 1,000 bytes per sample (out and in together) pass through the driver, and nothing
-is left in the store. `--profile` prints the functions that take most time in the driver's two
-threads, which costs time itself.
+token, without `waiting`, less than 1,000 bytes per sample (out and in together) pass through the
+driver, and nothing is left in the store. `--profile` prints the functions that take most time in
+the driver's two threads, which costs time itself.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ if __name__ == "__main__":
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from benchmarks.driver_meter import PARTS, Border, Observer, PartTimers, Peaks
+from benchmarks.driver_meter import PARTS, Border, Observer, PartTimers, Peaks, waiting_rate
 from benchmarks.scripted_run import Script, ScriptedLauncher, run_config
 from benchmarks.simulation.lengths import LogNormal
 from roll.commands.preloads import forking
@@ -83,6 +85,8 @@ class Step:
     seconds: float
     cpu_s: dict[str, float]
     """Part of the step -> CPU time of the driver, in seconds."""
+    waiting_s: float
+    """CPU time that the driver would have used while it waited, in seconds."""
     pickle_s: float
     unpickle_s: float
     sent: dict[str, int]
@@ -94,6 +98,11 @@ class Step:
     def cpu_ns(self) -> float:
         """CPU time of the driver per token, in nanoseconds."""
         return self.per_token(sum(self.cpu_s.values()))
+
+    @property
+    def work_ns(self) -> float:
+        """CPU time of the driver per token, without that of waiting, in nanoseconds."""
+        return self.cpu_ns - self.per_token(self.waiting_s)
 
     @property
     def bytes_per_sample(self) -> float:
@@ -137,6 +146,8 @@ class Meters:
     border: Border
     observer: Cluster[Observer]
     profiles: Profiles | None
+    waiting_rate: float
+    """CPU time of the driver in each second of waiting, in seconds."""
 
     def step(self, pipeline: RlvrPipeline, number: int) -> Step:
         """Do one step of the pipeline and measure it."""
@@ -153,6 +164,7 @@ class Meters:
             int(metrics["rollout/generated_tokens"]),
             took_s,
             dict(self.timers.cpu_s),
+            self.waiting_rate * took_s,
             self.border.pickle_cpu_s,
             self.border.unpickle_cpu_s,
             dict(self.border.sent),
@@ -162,22 +174,32 @@ class Meters:
 
 
 def measure(
-    config: RlvrBase, script: Script, launcher: Launcher, *, profile: bool = False
+    config: RlvrBase,
+    script: Script,
+    launcher: Launcher,
+    *,
+    profile: bool = False,
+    idle_s: float = 5.0,
 ) -> list[Step]:
-    """Run the steps of `config` with scripted models; return the measurements of each step."""
+    """Run the steps of `config` with scripted models; return the measurements of each step.
+
+    Args:
+        idle_s: seconds for which the driver is measured while nothing happens.
+    """
     config, data = RlvrPipeline.prepare(config)
     watching = Placement(Role.REWARD, pool="train", workers=1, label="observer")
     observer = launcher.start(Observer, watching)
     timers = PartTimers()
     with LoopThread("roll-rollout") as loop:
         profiles = Profiles(loop) if profile else None
-        meters = Meters(timers, Border(lambda: timers.part), observer, profiles)
         scripted = ScriptedLauncher(launcher, script)
         pipeline = RlvrPipeline(config, scripted, loop, platform="cpu", data=data)
         pipeline.timers = timers
         pipeline.open()
         try:
             pipeline.restore(None, None)
+            border = Border(lambda: timers.part)
+            meters = Meters(timers, border, observer, profiles, waiting_rate(idle_s))
             steps = [meters.step(pipeline, number) for number in range(config.max_steps)]
         finally:
             pipeline.close()
@@ -228,6 +250,7 @@ def row(steps: Sequence[Step]) -> Step:
         round(middle(lambda step: step.tokens)),
         middle(lambda step: step.seconds),
         middles([step.cpu_s for step in later]),
+        middle(lambda step: step.waiting_s),
         middle(lambda step: step.pickle_s),
         middle(lambda step: step.unpickle_s),
         middles([step.sent for step in later]),
@@ -244,13 +267,15 @@ def markdown(rows: Sequence[Step]) -> str:
             f"{one.tokens:,}",
             f"{one.seconds:.2f}",
             f"{one.cpu_ns:.1f}",
+            f"{one.per_token(one.waiting_s):.1f}",
             f"{sum(one.sent.values()) / one.samples:,.0f}",
             f"{sum(one.received.values()) / one.samples:,.0f}",
             *(f"{size / 1e6:,.0f}" for size in astuple(one.peaks)),
         ]
         for one in rows
     ]
-    heads = ["samples", "tokens", "s", "driver CPU, ns/token", "out, B/sample", "in, B/sample"]
+    heads = ["samples", "tokens", "s", "driver CPU, ns/token", "waiting, ns/token"]
+    heads += ["out, B/sample", "in, B/sample"]
     heads += ["anonymous, MB", "resident, MB", "store, MB", "spilled, MB", "left, MB"]
     shares = [
         [f"{one.samples:,}"]
@@ -288,8 +313,11 @@ def missed(last: Step) -> list[str]:
     found = []
     if not any(last.sent.values()):
         found.append("no bytes were counted: Ray's serialization is not where it was")
-    if last.cpu_ns > GOAL_NS:
-        found.append(f"{last.cpu_ns:.1f} ns of the driver per token; the goal is {GOAL_NS:g}")
+    if last.work_ns > GOAL_NS:
+        found.append(
+            f"{last.work_ns:.1f} ns of the driver per token, without waiting; the goal is "
+            f"{GOAL_NS:g}"
+        )
     if last.peaks.left:
         found.append(f"{last.peaks.left:,} bytes were left in the object store after the step")
     if last.bytes_per_sample >= GOAL_BYTES:

@@ -31,6 +31,18 @@ STORE_EVERY = 5
 """Number of readings of the driver's memory per reading of the store, which takes a call."""
 
 
+def waiting_rate(seconds: float) -> float:
+    """Return the CPU time of this process in each second in which nothing happens: heartbeats of
+    the workers, and Ray's own threads.
+
+    Args:
+        seconds: time for which to measure.
+    """
+    begun_s = time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - begun_s) / seconds
+
+
 class PartTimers(Timers):
     """Timers of a pipeline that also add up the CPU time of this process (all threads) by part."""
 

@@ -29,6 +29,7 @@ STEP = Step(
     tokens=1000,
     seconds=2.0,
     cpu_s=dict.fromkeys(PARTS, 1e-6),
+    waiting_s=0.0,
     pickle_s=0.0,
     unpickle_s=0.0,
     sent=dict.fromkeys(PARTS, 400),
@@ -67,7 +68,7 @@ def test_a_row_measures_whole_steps_of_the_real_pipeline(tmp_path: Path) -> None
         )
     )
     with LocalLauncher() as launcher:
-        steps = measure(config, SCRIPT, launcher)
+        steps = measure(config, SCRIPT, launcher, idle_s=0.1)
     prompts = [f"prompts:{i}" for i in range(4)]
     assert len(steps) == config.max_steps
     for number, step in enumerate(steps):
@@ -96,5 +97,7 @@ def test_the_goals_are_nanoseconds_per_token_and_bytes_per_sample() -> None:
     assert STEP.bytes_per_sample == pytest.approx(900.0)
     assert [text.split(" ns")[0] for text in missed(STEP)] == ["6.0"]
     assert missed(replace(STEP, tokens=2000)) == []
+    assert missed(replace(STEP, waiting_s=1e-6)) == [], "what waiting costs is not the tokens'"
+    assert missed(replace(STEP, waiting_s=0.9e-6))
     (text,) = missed(replace(STEP, tokens=2000, sent=dict.fromkeys(PARTS, 500)))
     assert text.startswith("1,050 bytes per sample")
