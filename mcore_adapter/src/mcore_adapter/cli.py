@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from mcore_adapter import __version__
 from mcore_adapter.convert.arrays import FLOATS
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.storage.signals import Stopped, signals_raised
@@ -26,7 +27,6 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 app = typer.Typer(
     help="Hugging Face checkpoints in Megatron-Core parallel layouts, and back.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 _STOPPED = 130
@@ -60,6 +60,23 @@ Base = Annotated[
 ]
 Adapter = Annotated[Path | None, typer.Option("--adapter", help="A LoRA adapter of the model.")]
 Merge = Annotated[bool, typer.Option("--merge", help="Add the adapter to the weights.")]
+
+
+def _tell_version(wanted: bool) -> None:
+    """Print the version and exit, if `wanted`."""
+    if wanted:
+        _out.print(f"mcore-adapter {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Take the options that stand before the command."""
 
 
 def size_options(
