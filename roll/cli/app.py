@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from roll import __version__
-from roll.cli import machine, parts, results, run_files
+from roll.cli import begin, machine, parts, results, run_files
 from roll.cli.shared import OUT
 
 
@@ -48,6 +48,11 @@ for command in (
     machine.doctor,
 ):
     app.command()(command)
+
+examples = _group("Look at examples, and copy them.")
+examples.command("list")(begin.list_examples)
+examples.command("copy")(begin.copy_example)
+app.add_typer(examples, name="examples")
 
 reward = _group("Work on the rewards of a run.")
 reward.command("try")(parts.try_reward)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def here(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """An environment with the wheels, and the quickstart in its folder."""
     installed = Installed.make(tmp_path_factory.mktemp("installed"), wheels)
-    shutil.copytree(ROOT / "examples", installed.work / "examples")
+    installed.run("roll", "examples", "copy", "rlvr_quickstart")
     return installed
 
 
@@ -71,6 +70,12 @@ def test_the_commands_tell_their_version_and_complete_words(here: Installed) -> 
     words = {"COMP_WORDS": "roll ch", "COMP_CWORD": "1", "_ROLL_COMPLETE": "complete_bash"}
     asked = Installed(here.folder, here.work, {**here.environ, **words})
     assert asked.run("roll").split() == ["check"]
+
+
+def test_a_script_of_the_examples_works_in_the_copy(here: Installed) -> None:
+    assert "rlvr_gsm8k" in here.run("roll", "examples", "list")
+    assert "a model and its data" in here.run("python", "examples/sorting.py", "sft")
+    assert "\nok" in here.run("roll", "check", "examples/sft_sort/run.yaml")
 
 
 def test_the_quickstart_runs_and_is_reported(here: Installed) -> None:
