@@ -25,6 +25,7 @@ from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, 
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
 from roll.output_dir.resume import Start, exported_file, find_start, finished_summary, mark_export
+from roll.output_dir.sample_files import drop_samples
 from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
 from roll.output_dir.whole_file import replace_file
@@ -191,6 +192,7 @@ class Pipeline(ABC, Generic[C]):
         self._under_way = True
         if start.step < config.max_steps:
             self.checkpoints.abandon_newer(start.step)
+            drop_samples(self.output_dir, done=start.step)
             self._write_config()
             if state:
                 logger.info(

@@ -94,6 +94,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         table, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
         with self.runtime.inference.trainer_busy():
             metrics = metrics | self.learn(table, step)
+        if self.runtime.keeper is not None:
+            metrics = metrics | self.runtime.keeper.take_metrics()
         memory = {"memory/rss_gb_max": Max(self.runtime.memory_gb())}
         return metrics | self.runtime.reward_router.take_rates() | memory
 
@@ -266,6 +268,13 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         (`InferenceService.trainer_busy`)."""
         with self.runtime.inference.trainer_busy(), self.runtime.colocation.use(role):
             yield
+
+    def save(self, folder: Path) -> None:
+        """See `Pipeline.save`. The samples of all steps before the checkpoint are in their files
+        first, because a resumed run does not make them again."""
+        if self.runtime.keeper is not None:
+            self.runtime.keeper.settle()
+        super().save(folder)
 
     def sampler_state(self) -> dict[str, Any]:
         return {**self.runtime.state(), "shaping": self.shaping.state()}

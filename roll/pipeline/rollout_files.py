@@ -13,6 +13,7 @@ from roll.core.errors import PictureError
 from roll.core.types import Prompt, Sample
 from roll.data.pictures.decoding import decoded, png
 from roll.data.pictures.picture import encoded_pictures
+from roll.rollout.episodes.turn_texts import turn_texts
 from roll.rollout.types import Group, ScoredSample
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dic
         "failed_rewards": scored.failed,
         "parts": scored.parts,
         **({} if scored.steps is None else {"steps": scored.steps.pairs}),
-        **({"turns": _turns(scored, read)} if scored.turns else {}),
+        **({"turns": turn_texts(scored, read)} if scored.turns else {}),
         "logprob_mean": _logprob_mean(sample),
         "weight_version": [versions.oldest, versions.newest] if len(versions) else None,
         "finish_reason": sample.completion.finish.value,
@@ -103,22 +104,3 @@ def _logprob_mean(sample: Sample) -> float | None:
     """Return the mean log-prob of the tokens that the policy wrote; None if there are none."""
     sampled = sample.num_sampled_tokens
     return math.fsum(sample.completion.logprobs) / sampled if sampled else None
-
-
-def _turns(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> list[dict[str, object]]:
-    """Return an episode turn by turn: what the policy wrote, with the reward of the turn, and what
-    stands before it since the turn before. That is the whole context if a turn has another one."""
-    said: list[dict[str, object]] = []
-    before = list(scored.sample.prompt.tokens)
-    for turn in scored.turns:
-        row = scored.rows[turn.row]
-        tokens = row.completion.tokens
-        context = [*row.prompt.tokens, *tokens[: turn.begin]]
-        known = context[: len(before)] == before
-        heard = context[len(before) :] if known else context
-        if heard:
-            said.append({"by": "environment", "text": read(heard)})
-        written = tokens[turn.begin : turn.end]
-        said.append({"by": "policy", "text": read(written), "reward": turn.reward})
-        before = [*context, *written]
-    return said

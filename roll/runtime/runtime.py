@@ -32,6 +32,7 @@ from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
+from roll.runtime.sample_keeper import SampleKeeper, start_keeper
 from roll.runtime.side_engines.corpora import Corpora, start_corpora
 from roll.runtime.side_engines.judges import Judges
 from roll.runtime.side_engines.opponents import Opponents
@@ -66,6 +67,8 @@ class Runtime:
     """Preference for prompts by their pass rate, if the run has one."""
     scheduler: GenerateScheduler
     validator: Validator
+    keeper: SampleKeeper | None
+    """Keeper of whole samples; None if the run keeps none."""
     colocation: Colocation
     find_prompt: Callable[[str], Prompt]
     tag_shares: Mapping[str, float]
@@ -102,8 +105,11 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Stop the scheduler, the corpora, the judges, the opponents and the inference service."""
+        """Stop the scheduler, the keeper of samples, the corpora, the judges, the opponents and the
+        inference service."""
         self.inference.run(self.scheduler.close())
+        if self.keeper is not None:
+            self.keeper.close()
         self.inference.run(self.corpora.close())
         self.judges.close()
         self.opponents.close()
@@ -155,7 +161,7 @@ def start_runtime(
             hosts=hosts,
             opponents=models.opponents.fleets,
         )
-    curriculum = _curriculum(config, dataset)
+    curriculum, keeper = _curriculum(config, dataset), start_keeper(config, launcher)
     prompts = Sampler(
         dataset, seed=config.seed, shuffle=config.data.shuffle, preferences=curriculum
     )
@@ -174,7 +180,8 @@ def start_runtime(
         prompts=prompts,
         curriculum=curriculum,
         scheduler=_scheduler(config, prompts, curriculum, filters, makers),
-        validator=_validator(config, data.held_out, makers),
+        validator=_validator(config, data.held_out, makers, keeper),
+        keeper=keeper,
         colocation=models.colocation,
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
@@ -222,7 +229,9 @@ def _scheduler(
     )
 
 
-def _validator(config: RlvrBase, held_out: Dataset[Prompt], makers: GroupMakers) -> Validator:
+def _validator(
+    config: RlvrBase, held_out: Dataset[Prompt], makers: GroupMakers, keeper: SampleKeeper | None
+) -> Validator:
     """Return the validator of all held-out prompts."""
     math_tags = frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)
     return Validator(
@@ -233,6 +242,7 @@ def _validator(config: RlvrBase, held_out: Dataset[Prompt], makers: GroupMakers)
         reward_router=makers.reward_router,
         extract=partial(answer_key, math_tags=math_tags),
         max_in_flight=config.rollout.max_in_flight_groups,
+        keep=None if keeper is None else keeper.keep_validation,
     )
 
 

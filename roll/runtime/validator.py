@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -35,6 +35,9 @@ class Validator:
     sample has no answer."""
     max_in_flight: int
     """Largest number of prompts that are generated and scored at the same time."""
+    keep: Callable[[int, Mapping[str, Sequence[Group]]], None] | None = None
+    """Function that keeps the samples of the validation after so many steps, by set; None: they
+    are not kept."""
 
     async def run(self, step: int) -> dict[str, float]:
         """Return the scores `val/<set>/mean@k`, `val/<set>/pass@k` and `val/<set>/maj@k` of the
@@ -47,16 +50,21 @@ class Validator:
         await asyncio.to_thread(self.begin_step, expected)
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
+        kept: dict[str, list[Group]] = {}
         for name, prompts in self.sets.items():
             found = await all_or_first_error([self._one(room, p, step) for p in prompts])
             groups = [group for group in found if group is not None]
             if not groups:
                 continue
+            if self.keep is not None:
+                kept[name] = groups
             # In a thread, because long responses are fetched from other processes.
             scores = await asyncio.to_thread(
                 evaluate, groups, pass_score=self.config.pass_score, extract=self.extract
             )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
+        if self.keep is not None:
+            await asyncio.to_thread(self.keep, step, kept)
         taken = await asyncio.to_thread(self.reward_router.take_rates, Purpose.VALIDATION)
         rates = taken.values_by_name()
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}

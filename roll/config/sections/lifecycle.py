@@ -200,6 +200,9 @@ class TrackConfig(Config):
     """Number of steps between dumps of rollouts. null: no dumps."""
     rollouts_samples: int = Field(default=64, ge=1)
     """Number of samples in one dump."""
+    samples: Literal["all", "validation", "none"] = "validation"
+    """Samples that are kept whole, with tokens and log-probs, as Parquet in `samples/`: those of
+    every step and every validation, those of validations, or none. `roll samples` reads them."""
     verify_weights: Literal["never", "first", "always"] = "first"
     """Comparison of checksums of the trained weights and the weights that engines received: after
     the first weight push, after every push, or never."""

@@ -15,3 +15,4 @@ class Role(StrEnum):
     SEARCH = "search"
     ENVIRONMENT = "environment"
     PICTURES = "pictures"
+    SAMPLES = "samples"

@@ -92,10 +92,10 @@ def test_a_summary_that_is_none_is_named_with_what_to_do(content: bytes, tmp_pat
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     replace_file(tmp_path / "a", "one")
-    (tmp_path / "a.tmp").mkdir()
+    (tmp_path / ".a.tmp").mkdir()
     with pytest.raises(OSError, match=r"a\.tmp"):
         replace_file(tmp_path / "a", "two")
-    (tmp_path / "a.tmp").rmdir()
+    (tmp_path / ".a.tmp").rmdir()
     assert (tmp_path / "a").read_text() == "one"
     replace_file(tmp_path / "a", "three")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"a": "three"}

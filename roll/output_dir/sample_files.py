@@ -1,0 +1,116 @@
+"""`samples/`: the samples of a run as Parquet, one file for each step and each validation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from roll.output_dir.whole_file import replaced
+
+Split = Literal["train", "validation"]
+FOLDER = "samples"
+"""Name of the folder in the output_dir of a run; it has a folder for each split."""
+_FILE = re.compile(r"step_(\d+)\.parquet")
+
+
+@cache
+def schema() -> Any:
+    """Return the columns of all files. Those that `rollouts/` has too have the same names there."""
+    import pyarrow as pa
+
+    ids, scores = pa.list_(pa.int32()), pa.map_(pa.string(), pa.float64())
+    versions = pa.list_(pa.struct({"version": pa.int32(), "tokens": pa.int32()}))
+    row = {
+        "prompt_ids": ids,
+        "response_ids": ids,
+        "logprobs": pa.list_(pa.float32()),
+        "versions": versions,
+    }
+    return pa.schema(
+        {
+            "step": pa.int32(),
+            "split": pa.string(),
+            "set": pa.string(),
+            "id": pa.string(),
+            "group": pa.string(),
+            "prompt_id": pa.string(),
+            "tag": pa.string(),
+            "seat": pa.int32(),
+            "prompt": pa.string(),
+            "response": pa.string(),
+            "ground_truth": pa.string(),
+            "reward": pa.float64(),
+            "rewards": scores,
+            "parts": scores,
+            "failed_rewards": pa.list_(pa.string()),
+            "step_rewards": pa.list_(pa.struct({"end": pa.int32(), "reward": pa.float32()})),
+            "finish_reason": pa.string(),
+            "truncated": pa.bool_(),
+            "prompt_tokens": pa.int32(),
+            "response_tokens": pa.int32(),
+            "logprob_mean": pa.float64(),
+            "oldest_version": pa.int32(),
+            "newest_version": pa.int32(),
+            "turns": pa.list_(
+                pa.struct({"by": pa.string(), "text": pa.string(), "reward": pa.float64()})
+            ),
+            **row,
+            "branches": pa.list_(pa.struct(row)),
+        }
+    )
+
+
+def sample_file(output_dir: Path, split: Split, step: int) -> Path:
+    """Return the file of a step, or of the validation after so many steps."""
+    return output_dir / FOLDER / split / f"step_{step:06d}.parquet"
+
+
+def sample_files(output_dir: Path, split: Split) -> dict[int, Path]:
+    """Return step -> file, in order, of all complete files of a split."""
+    found = {}
+    for path in (output_dir / FOLDER / split).glob("step_*.parquet"):
+        if named := _FILE.fullmatch(path.name):
+            found[int(named[1])] = path
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def _writer(path: Path) -> Iterator[Any]:
+    """Open a writer of a file, which gets its name when the block has ended without an error."""
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        replaced(path) as file,
+        pq.ParquetWriter(file, schema(), compression="zstd") as writer,
+    ):
+        yield writer
+
+
+def write_samples(path: Path, tables: Iterable[Any]) -> None:
+    """Write tables of `schema` into a file, one row group each.
+
+    Raises:
+        OSError: the disk is full, or another error of the disk; there is no new file then.
+    """
+    with _writer(path) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+def drop_samples(output_dir: Path, *, done: int) -> None:
+    """Delete the files of all that a run writes again when it goes on after `done` steps, and what
+    a killed session has left half written: the steps from `done` on and the validations behind it;
+    all of them if the run begins anew."""
+    for path in (output_dir / FOLDER).glob("*/.*.tmp"):
+        path.unlink()
+    for step, path in sample_files(output_dir, "train").items():
+        if step >= done:
+            path.unlink()
+    for step, path in sample_files(output_dir, "validation").items():
+        if step > done or done == 0:
+            path.unlink()

@@ -1,0 +1,1 @@
+"""Worker that writes the samples of a run into files."""
