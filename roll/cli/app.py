@@ -44,6 +44,7 @@ for command in (
     run_files.show,
     results.merge,
     results.report,
+    results.watch,
     run_files.migrate,
     machine.doctor,
 ):

@@ -1,4 +1,4 @@
-"""Commands on the output_dir of runs: merge, report."""
+"""Commands on the output_dir of runs: merge, report, watch."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def report(
         from roll.commands.report import write_report
 
         OUT.print(str(write_report(folders, out)), markup=False)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="The output_dir of a run.")],
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the page of the run to browsers of this machine.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of --serve; 0: any free one.")
+    ] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Follow a run: how far it is, alarms, curves, times; until it has ended."""
+    with reported(debug):
+        from roll.commands import watch as watching
+
+        if serve:
+            watching.serve(folder, OUT, port=port)
+        else:
+            watching.watch(folder, OUT, once=once)

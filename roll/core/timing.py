@@ -57,15 +57,19 @@ class Timers:
         self._seconds: dict[str, float] = {}
         self.spans = SpanRecorder()
         """Recorder of begin and end of the phases."""
+        self.phase = ""
+        """Innermost phase that is under way; empty if none is."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the time spent inside the block to the phase, also if the block raises an error."""
         start = time.perf_counter()
+        around, self.phase = self.phase, phase
         try:
             with self.spans.noted(phase):
                 yield
         finally:
+            self.phase = around
             self.add(phase, time.perf_counter() - start)
 
     def add(self, phase: str, seconds: float) -> None:

@@ -277,6 +277,7 @@ class Pipeline(ABC, Generic[C]):
             first_step=first_step,
             max_steps=self.config.max_steps,
             resolved=json.loads(self.written.model_dump_json()),
+            phase=lambda: self.timers.phase,
         )
 
     def _write_config(self) -> None:

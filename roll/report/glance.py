@@ -75,12 +75,12 @@ def _cell(run: Run, name: str) -> Markup:
     if not points:
         return element("td", "")
     first, last = (
-        element("span", _brief(value), data_metric=name, data_step=step, data_value=shown(value))
+        element("span", brief(value), data_metric=name, data_step=step, data_value=shown(value))
         for step, value in (points[0], points[-1])
     )
     return element("td", first, " → ", last) if len(points) > 1 else element("td", last)
 
 
-def _brief(value: float) -> str:
+def brief(value: float) -> str:
     """Return a number for people, with three digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -35,8 +35,13 @@ SECTIONS = (
 )
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Return the page of one run, or of several that are compared."""
+def page(runs: Sequence[Run], version: str | None = None) -> str:
+    """Return the page of one run, or of several that are compared.
+
+    Args:
+        version: what a server calls this state of the run. The page then asks it for a newer one,
+            and loads itself again. None: the page asks nobody.
+    """
     groups = grouped(runs)
     ordered = [run for group in groups for run in group.runs]
     raised = [(run, alarms(run.records, RULES)) for run in ordered]
@@ -49,7 +54,7 @@ def page(runs: Sequence[Run]) -> str:
     facts = facts_section(ordered)
     found = ""
     for points, characters in _SIZES:
-        found = _page(charts, top, kept, facts, points, characters // len(ordered))
+        found = _page(charts, top, kept, facts, points, characters // len(ordered), version)
         if len(found.encode()) < MAX_BYTES:
             break
     return found
@@ -62,6 +67,7 @@ def _page(
     facts: Markup,
     points: int,
     characters: int,
+    version: str | None,
 ) -> str:
     """Return a page whose metrics have at most `points` points, and whose texts are cut after
     `characters`."""
@@ -92,17 +98,34 @@ def _page(
                 class_="dim",
             )
         )
-    return _document(runs[0].name, join(parts), embedded(data))
+    return _document(runs[0].name, join(parts), embedded(data), version)
 
 
-def _document(title: str, body: Markup, data: Markup) -> str:
-    """Return the HTML document. Its policy lets no other script run, and nothing be loaded."""
+def waiting_page(name: str, told: str, version: str) -> str:
+    """Return a page that has nothing to show yet.
+
+    Args:
+        name: name of the run.
+        told: what it waits for.
+        version: see `page`.
+    """
+    body = join([element("h1", name), element("p", told)])
+    return _document(name, body, embedded({"panels": []}), version)
+
+
+def _document(title: str, body: Markup, data: Markup, version: str | None) -> str:
+    """Return the HTML document. Its policy lets no other script run, and nothing be loaded; only a
+    page with a version may ask its server for a newer one."""
     script = files("roll.report").joinpath("static/page.js").read_text(encoding="utf-8")
     style = files("roll.report").joinpath("static/page.css").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; img-src data:; script-src '{_hash(script)}'; "
         f"style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
     )
+    follows = {}
+    if version is not None:
+        policy += "; connect-src 'self'"
+        follows = {"data_version": version}
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -116,6 +139,7 @@ def _document(title: str, body: Markup, data: Markup) -> str:
         body,
         element("script", data, type="application/json", id="data"),
         element("script", Markup(script)),
+        **follows,
     )
     return f"<!doctype html>\n{element('html', head, content, lang='en')}\n"
 

@@ -47,6 +47,18 @@ REST = "All other metrics"
 
 _RATES = ("reward/*/error_rate", "reward/*/timeout_rate")
 
+STEP_PARTS = (
+    "time/rollout_s",
+    "time/logprob_s",
+    "time/values_s",
+    "time/teach_s",
+    "time/train_s",
+    "time/weight_sync_s",
+    "time/validate_s",
+    "time/checkpoint_s",
+)
+"""Times of the parts of a step, which follow one another."""
+
 PANELS = (
     Panel(LEARNING, "Held-out score", ("val/*/mean@*", "val/*/accuracy"), "should rise"),
     Panel(LEARNING, "Reward", ("reward/mean",), "should rise"),
@@ -121,16 +133,7 @@ PANELS = (
     Panel(
         TIME,
         "Time of a step by phase, s",
-        (
-            "time/rollout_s",
-            "time/logprob_s",
-            "time/values_s",
-            "time/teach_s",
-            "time/train_s",
-            "time/weight_sync_s",
-            "time/validate_s",
-            "time/checkpoint_s",
-        ),
+        STEP_PARTS,
         kind="stack",
     ),
     Panel(

@@ -3,7 +3,6 @@ written, is read as far as it goes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import yaml
 
 from roll.core.errors import DataError
 from roll.output_dir.summary import read_summary
+from roll.report.records import METRICS, Record, RecordReader
 
-Record = Mapping[str, float]
-"""Record of a step: its number as `step`, and numbers by the names of metrics."""
-METRICS = "metrics.jsonl"
+
+class NothingYetError(DataError):
+    """A folder without a record of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +67,27 @@ def _tail(place: Path, depth: int) -> str:
     return "/".join(place.parts[-depth:])
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str, reader: RecordReader | None = None) -> Run:
     """Read what a run has written into `folder`.
 
+    Args:
+        reader: of the folder's records, if they were read before.
+
     Raises:
-        DataError: the folder holds no record of a step.
+        NothingYetError: the folder holds no record of a step.
     """
-    path = folder / METRICS
-    if not path.is_file():
-        raise DataError(
-            f"{path} does not exist; name the output_dir of a run whose first step has ended"
-        )
-    remarks: list[str] = []
-    records = parse_records(path.read_bytes(), remarks)
+    reader = reader or RecordReader(folder / METRICS)
+    try:
+        records = reader.read()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NothingYetError(
+            f"{reader.path} does not exist; name the output_dir of a run whose first step has ended"
+        ) from None
     if not records:
-        raise DataError(f"{path} holds no complete record; wait until the first step has ended")
+        raise NothingYetError(
+            f"{reader.path} holds no complete record; wait until the first step has ended"
+        )
+    remarks = [] if reader.remark is None else [reader.remark]
     summary: Mapping[str, Any] = {}
     try:
         summary = read_summary(folder) or {}
@@ -90,39 +96,6 @@ def read_run(folder: Path, name: str) -> Run:
     if not isinstance(summary.get("steps", 0), int):
         summary = {}
     return Run(name, folder, records, _config(folder, remarks), summary, tuple(remarks))
-
-
-def parse_records(data: bytes, remarks: list[str]) -> tuple[Record, ...]:
-    """Return the records in the content of a metrics.jsonl, in the order of their steps. The last
-    record of a step counts.
-
-    Args:
-        data: content of the file. A last line without an end is still being written.
-        remarks: gets a sentence if other lines hold no record.
-    """
-    *lines, _unfinished = data.decode(errors="replace").split("\n")
-    found: dict[int, Record] = {}
-    broken = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool):
-            broken.append(number)
-            continue
-        found[step] = {
-            name: value
-            for name, value in record.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-    if broken:
-        remarks.append(
-            f"{len(broken)} of {len(lines)} lines of {METRICS} hold no record, the first in line "
-            f"{broken[0]}; they are left out"
-        )
-    return tuple(found[step] for step in sorted(found))
 
 
 def _config(folder: Path, remarks: list[str]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from roll.report.read import Record
+from roll.report.records import Record
 
 DIGITS = 6
 """Number of significant digits of a value on a page."""

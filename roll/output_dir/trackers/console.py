@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from roll.output_dir.trackers.interface import Record
 from roll.output_dir.warning_signs import Lookout
 
 
 class ConsoleTracker:
-    """Tracker that prints one line per step, and warning signs, above a progress bar; without a
-    terminal only the lines."""
+    """Tracker that prints one line per step, and warning signs, above a progress bar with the time
+    left, the phase of the step and the tokens per second; without a terminal only the lines."""
 
-    def __init__(self, *, first_step: int, max_steps: int) -> None:
-        """Show the progress bar, with `first_step` of `max_steps` steps done."""
+    def __init__(
+        self, *, first_step: int, max_steps: int, phase: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Show the progress bar, with `first_step` of `max_steps` steps done.
+
+        Args:
+            phase: function that returns the phase which is under way.
+        """
         self.console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
+            _Phase(phase),
+            TextColumn("{task.fields[rate]}"),
             console=self.console,
             disable=not self.console.is_terminal,
         )
         self._max_steps = max_steps
         self._lookout = Lookout()
-        self._task = self._progress.add_task("training", total=max_steps, completed=first_step)
+        self._task = self._progress.add_task(
+            "training", total=max_steps, completed=first_step, rate=""
+        )
         self._progress.start()
 
     def log(self, step: int, record: Record) -> None:
@@ -39,12 +58,29 @@ class ConsoleTracker:
         self.console.print(
             step_line(step, self._max_steps, record), highlight=False, soft_wrap=True
         )
-        self._progress.update(self._task, completed=min(step + 1, self._max_steps))
+        rate = next((f"{record[name]:,.0f} tokens/s" for name in _RATE if name in record), "")
+        self._progress.update(self._task, completed=min(step + 1, self._max_steps), rate=rate)
 
     def close(self) -> None:
         self._progress.stop()
 
 
+class _Phase(ProgressColumn):
+    """Column with the phase that is under way, asked for each time the bar is drawn."""
+
+    max_refresh = None
+
+    def __init__(self, phase: Callable[[], str]) -> None:
+        super().__init__()
+        self._phase = phase
+
+    def render(self, task: Task) -> Text:
+        """Return the phase."""
+        return Text(self._phase().replace("_", " "), style="cyan")
+
+
+_RATE = ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s")
+"""Metrics of which the first that a record has is shown beside the bar."""
 _RATES = ("/error_rate", "/timeout_rate")
 """Ends of the names of metrics about calls of a reward, not about scores."""
 MAX_PARTS = 6

@@ -73,6 +73,7 @@ def open_trackers(
     first_step: int,
     max_steps: int,
     resolved: Mapping[str, Any],
+    phase: Callable[[], str] = lambda: "",
 ) -> Trackers:
     """Open the trackers that `config` names; records before `first_step` are kept, later ones
     dropped.
@@ -81,6 +82,7 @@ def open_trackers(
         output_dir: folder of the run, which must exist.
         max_steps: last step of the run, for the progress bar.
         resolved: settings of the run, which services show.
+        phase: function that returns the phase of the step which is under way.
 
     Raises:
         EngineMissingError: the package of a service is not installed.
@@ -105,7 +107,9 @@ def open_trackers(
         except TypeError as error:
             raise ConfigError(f"track.trackers: {wanted.kind}: kwargs: {error}") from None
         trackers[name] = Behind(partial(make, run, **wanted.kwargs))
-    trackers["the terminal"] = ConsoleTracker(first_step=first_step, max_steps=max_steps)
+    trackers["the terminal"] = ConsoleTracker(
+        first_step=first_step, max_steps=max_steps, phase=phase
+    )
     return Trackers(trackers)
 
 

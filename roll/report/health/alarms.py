@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roll.report.health.course import Course
-from roll.report.read import Record
+from roll.report.records import Record
 
 
 @dataclass(frozen=True, slots=True)

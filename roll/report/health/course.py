@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from roll.report.read import Record
+from roll.report.records import Record
 
 MIN_STEPS = 8
 """Number of steps before a start can be told from an end."""

@@ -208,3 +208,13 @@ for (const panel of data.panels) {
   const folded = holder.closest("details");
   if (folded) folded.addEventListener("toggle", add, { once: true }); else add();
 }
+
+// A page that a server made asks it for a newer state of the run, and loads itself again then.
+const version = document.body.dataset.version;
+if (version !== undefined) setInterval(async () => {
+  if (document.hidden) return;
+  try {
+    const answer = await fetch(`version${location.search}`);
+    if (answer.ok && await answer.text() !== version) location.reload();
+  } catch { /* the server has ended: the page stays as it is */ }
+}, 2000);
