@@ -45,6 +45,7 @@ for command in (
     results.merge,
     results.report,
     results.watch,
+    results.samples,
     run_files.migrate,
     machine.doctor,
 ):

@@ -1,4 +1,4 @@
-"""Commands on the output_dir of runs: merge, report, watch."""
+"""Commands on the output_dir of runs: merge, report, watch, samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roll.cli.shared import OUT, Debug, reported
+from roll.cli.shared import ERR, OUT, Debug, reported
 
 
 def merge(
@@ -57,3 +57,28 @@ def watch(
             watching.serve(folder, OUT, port=port)
         else:
             watching.watch(folder, OUT, once=once)
+
+
+def samples(
+    folder: Annotated[Path, typer.Argument(help="The output_dir of a run.")],
+    where: Annotated[
+        str | None, typer.Option(help="Condition, such as \"reward < 0 and tag == 'math'\".")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Step of training or of validations.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="Smallest first, such as 'reward', or '-reward'.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of samples.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with token ids and log-probs.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Show samples that a run has kept (docs/samples.md)."""
+    with reported(debug):
+        from roll.commands.samples.find import Question
+        from roll.commands.samples.printing import print_samples
+
+        question = Question(where, step, sort, limit, tokens=as_json)
+        print_samples(folder, question, OUT, ERR, full=full, as_json=as_json)

@@ -1,0 +1,1 @@
+"""`roll samples`: the samples that a run has kept, filtered, sorted, and shown to a person."""
