@@ -32,7 +32,12 @@ setup(
     packages=[*find_packages(include=["roll", "roll.*"]), "roll.examples"],
     package_dir={"roll.examples": "examples"},
     package_data={
-        "roll": ["py.typed", "config/presets/*.yaml", "report/static/*"],
+        "roll": [
+            "py.typed",
+            "config/presets/*.yaml",
+            "config/question_sets/*.yaml",
+            "report/static/*",
+        ],
         "roll.examples": ["*", "*/*"],
     },
     exclude_package_data={"roll.examples": ["__pycache__/*", "*/__pycache__/*"]},

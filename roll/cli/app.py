@@ -50,6 +50,7 @@ for command in (
     machine.doctor,
 ):
     app.command()(command)
+app.command("eval")(results.evaluate)
 
 examples = _group("Look at examples, and copy them.")
 examples.command("list")(begin.list_examples)

@@ -1,4 +1,4 @@
-"""Commands on the output_dir of runs: merge, report, watch, samples."""
+"""Commands on models and on the output_dir of runs: merge, report, watch, samples, eval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from roll.cli.shared import ERR, OUT, Debug, reported
+from roll.cli.shared import ERR, OUT, Debug, leave_out_triton, reported
+
+EVALUATIONS = Path("outputs/eval")
 
 
 def merge(
@@ -82,3 +84,46 @@ def samples(
 
         question = Question(where, step, sort, limit, tokens=as_json)
         print_samples(folder, question, OUT, ERR, full=full, as_json=as_json)
+
+
+def evaluate(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of models, names on the hub, output_dirs of runs; then values that win "
+            "over the sets, such as sampling.max_new_tokens=512 (docs/eval.md).",
+            metavar="MODEL... [KEY=VALUE]...",
+        ),
+    ],
+    sets: Annotated[
+        str, typer.Option(help="Sets of questions: shipped ones by name, files of yours by path.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of answers and results.")] = EVALUATIONS,
+    checkpoint: Annotated[str, typer.Option(help="Steps of checkpoints of the run: 10,20.")] = "",
+    engine: Annotated[str, typer.Option(help="vllm, sglang or hf.")] = "vllm",
+    temperature: Annotated[
+        str, typer.Option(help="Temperatures, such as 0,0.6; 0 is greedy, with one response.")
+    ] = "",
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-n", min=1, help="Responses to each question.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure models, or checkpoints of a run, on sets of questions: means with intervals, pass@k,
+    maj@k. What is answered already is not generated again."""
+    with reported(debug):
+        leave_out_triton()
+        from roll.commands.eval.command import Asked, run_evaluation
+        from roll.commands.eval.results import table_of
+
+        asked = Asked(
+            arguments=tuple(arguments),
+            sets=sets,
+            out=out,
+            checkpoints=checkpoint,
+            engine=engine,
+            temperatures=temperature,
+            samples=samples,
+        )
+        OUT.print(table_of(run_evaluation(asked)))
+        OUT.print(f"everything is in {out}/", markup=False)

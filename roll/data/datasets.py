@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from roll.config.evaluation import QuestionData
 from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
 from roll.core.errors import DataError, PictureError
 from roll.core.types import Prompt
 from roll.data.chat.templates import PromptTokenizer, render_prompts, tokenize_prompts
 from roll.data.chat.unknown_text import UnknownText, unknown_pieces
-from roll.data.columns import map_row
+from roll.data.columns import PromptRow, RawRow, map_row
 from roll.data.pictures.broken import BrokenPictures
 from roll.data.pictures.picture import identities
 from roll.data.pictures.placeholders import Placeholders, expanded
@@ -39,6 +40,8 @@ class Item(Protocol):
 
 
 Row = TypeVar("Row", bound=Item)
+MapRow = Callable[[RawRow, SourceConfig], PromptRow]
+"""Function that converts a raw row by the columns of its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,10 @@ class Dataset(Generic[Row]):
 
 def load_prompts(
     sources: Sequence[SourceConfig] | Mapping[str, SourceConfig],
-    data: DataConfig,
+    data: DataConfig | QuestionData,
     tokenizer: PromptTokenizer,
     placeholders: Placeholders | None = None,
+    map_one: MapRow = map_row,
 ) -> Dataset[Prompt]:
     """Read the prompts of all sources, render them with the chat template and tokenize them.
 
@@ -106,6 +110,7 @@ def load_prompts(
         data: template settings and the limit of prompt tokens.
         tokenizer: tokenizer of the model that gets the prompts.
         placeholders: those of this model; None: rows with pictures are refused.
+        map_one: function that converts a raw row by the columns of its source.
 
     Raises:
         ConfigError: there are rows with pictures, but the model takes none.
@@ -113,7 +118,7 @@ def load_prompts(
             that cannot be read.
     """
     loaded = [
-        source_prompts(name, source, data, tokenizer, placeholders)
+        source_prompts(name, source, data, tokenizer, placeholders, map_one)
         for name, source in named_sources(sources).items()
     ]
     for _, report in loaded:
@@ -134,12 +139,13 @@ def identity(prompt: Prompt) -> list[Any]:
 def source_prompts(
     name: str,
     source: SourceConfig,
-    data: DataConfig,
+    data: DataConfig | QuestionData,
     tokenizer: PromptTokenizer,
     placeholders: Placeholders | None = None,
+    map_one: MapRow = map_row,
 ) -> tuple[Source[Prompt], SourceReport]:
     """Load the prompts of one source; see `load_prompts` for arguments and errors."""
-    rows = read_source(source, map_row)
+    rows = read_source(source, map_one)
     broken = BrokenPictures()
     kept = [(number, row) for number, row in enumerate(rows) if broken.is_sound(row.pictures)]
     texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)

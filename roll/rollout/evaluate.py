@@ -50,6 +50,27 @@ def majority_vote(answers: Sequence[str | None], passed: Sequence[bool]) -> floa
     return math.fsum(winners) / len(winners)
 
 
+def prompt_scores(
+    rewards: Sequence[float], answers: Sequence[str | None], n: int, *, pass_score: float
+) -> dict[str, float]:
+    """Return the scores of one prompt with n samples: `mean@n`, `pass@k` for k = 1, 2, 4, ... and n
+    as far as k samples have a reward, and `maj@n`; empty if no sample has a reward.
+
+    Args:
+        rewards: rewards of those of the n samples that have one.
+        answers: normalised answers of the same samples.
+        n: number of samples.
+        pass_score: smallest reward with which a sample passes.
+    """
+    if not rewards:
+        return {}
+    passed = [reward >= pass_score for reward in rewards]
+    found = {
+        f"pass@{k}": pass_at_k(len(passed), sum(passed), k) for k in pass_ks(n) if k <= len(passed)
+    }
+    return {f"mean@{n}": _mean(rewards), **found, f"maj@{n}": majority_vote(answers, passed)}
+
+
 def evaluate(
     groups: Sequence[Group], *, pass_score: float, extract: Callable[[Sample], str | None]
 ) -> dict[str, float]:
@@ -74,19 +95,22 @@ def evaluate(
     if len(sizes) != 1:
         raise ValueError(f"evaluate needs groups of one size; got sizes {sorted(sizes)}")
     (n,) = sizes
-    judged = [group for group in groups if group.rewards]
-    passed = [[reward >= pass_score for reward in group.rewards] for group in judged]
-    answers = [[extract(one.sample) for one in g.samples if one.has_reward] for g in judged]
+    each = [
+        prompt_scores(
+            group.rewards,
+            [extract(one.sample) for one in group.samples if one.has_reward],
+            n,
+            pass_score=pass_score,
+        )
+        for group in groups
+    ]
     scores: dict[str, float] = {}
-    for k in pass_ks(n):
-        shares = [pass_at_k(len(p), sum(p), k) for p in passed if len(p) >= k]
-        if shares:
-            scores[f"pass@{k}"] = _mean(shares)
-    if judged:
-        scores["mean@1"] = _mean([_mean(group.rewards) for group in judged])
-        scores[f"mean@{n}"] = scores["mean@1"]
-        scores[f"maj@{n}"] = _mean(list(map(majority_vote, answers, passed)))
-    left_out = n * len(groups) - sum(len(group.rewards) for group in judged)
+    for key in [*(f"pass@{k}" for k in pass_ks(n)), f"mean@{n}", f"maj@{n}"]:
+        if values := [one[key] for one in each if key in one]:
+            scores[key] = _mean(values)
+    if f"mean@{n}" in scores:
+        scores["mean@1"] = scores[f"mean@{n}"]
+    left_out = n * len(groups) - sum(len(group.rewards) for group in groups)
     if left_out:
         scores["left_out"] = left_out / (n * len(groups))
     return scores

@@ -10,17 +10,19 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.rollout import HealthConfig
+from roll.config.sections.training import InferRole
 from roll.core.completion import Completion
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Heartbeat
-from roll.distributed.cluster import Cluster
+from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Resident
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
-from roll.rollout.fleet.routing import LeastLoaded, Sticky
+from roll.rollout.fleet.routing import LeastLoaded, RoutingPolicy, Sticky
 from roll.workers.infer import InferWorker
 
 T = TypeVar("T")
@@ -186,3 +188,40 @@ class Replicas:
     async def _join(self, index: int) -> None:
         """Let the replica take requests, on the event loop."""
         self.fleet.join([index])
+
+
+def start_replicas(
+    launcher: Launcher,
+    loop: LoopThread,
+    place: Placement,
+    engine: InferRole,
+    model: ModelConfig,
+    max_tokens: int,
+    *,
+    health: HealthConfig,
+    routing: RoutingPolicy,
+    start_timeout_s: float,
+) -> Replicas:
+    """Start engines beside those of the policy, or without a trainer, and wait until they have
+    loaded their model.
+
+    Args:
+        place: their pool and name.
+        engine: settings of each.
+        model: its model.
+        max_tokens: largest number of tokens of a request and its answer.
+        health: rules for replacing engines.
+        routing: choice of the engine for a request.
+        start_timeout_s: time limit for the engines to load, in seconds.
+    """
+    infer = launcher.start(InferWorker, place, engine, model, max_tokens)
+    infer.submit(InferWorker.start).result(start_timeout_s)
+    fleet = Fleet(
+        [
+            Replica(rank, ClusterEngine(infer, rank), capacity=engine.capacity)
+            for rank in range(infer.world_size)
+        ],
+        routing,
+        answer_s=health.timeout_s,
+    )
+    return Replicas(infer, loop, fleet, health)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
+from roll.config.sections.services.judge import JudgeConfig
 from roll.distributed.cluster import Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.runtime.reward_router import RewardCluster
@@ -80,9 +82,28 @@ def _start(config: RlvrBase, launcher: Launcher, name: str, reward: RewardConfig
         env=reward.env,
     )
     sharers = 1 if reward.judge is None else config.sharers(reward.judge.by)
-    worker, arguments = reward_recipe(name, reward, config.judges, sharers=sharers)
+    hosted = start_reward(name, reward, launcher, place, judges=config.judges, sharers=sharers)
+    if reward.process:
+        hosted.cluster.call(RewardWorker.use_tokenizer, config.train_model)
+    return hosted
+
+
+def start_reward(
+    name: str,
+    reward: RewardConfig,
+    launcher: Launcher,
+    place: Placement,
+    *,
+    judges: Mapping[str, JudgeConfig],
+    sharers: int = 1,
+) -> RewardCluster:
+    """Start the workers of one reward at `place`, and wait until they are ready.
+
+    Args:
+        judges: judges by name.
+        sharers: number of reward workers that ask the judge of this reward.
+    """
+    worker, arguments = reward_recipe(name, reward, judges, sharers=sharers)
     cluster = launcher.start(worker, place, *arguments)
     cluster.call(RewardWorker.start)
-    if reward.process:
-        cluster.call(RewardWorker.use_tokenizer, config.train_model)
     return RewardCluster(reward, cluster)

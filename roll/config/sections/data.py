@@ -217,13 +217,18 @@ class PicturesConfig(Config):
         return self
 
 
-class TemplateConfig(Config):
-    """Settings of the way from rows to text, and of the order of rows."""
+class RenderConfig(Config):
+    """Settings of the way from rows to text."""
 
     chat_template: bool = True
     """Render rows with the tokenizer's chat template. False uses texts as they are."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the chat template, for example {enable_thinking: false}."""
+
+
+class TemplateConfig(RenderConfig):
+    """Settings of the way from rows to text, of their pictures, and of the order of rows."""
+
     pictures: PicturesConfig = PicturesConfig()
     shuffle: bool = True
     """Draw a new order of rows for each epoch, from the seed. False keeps the order of the

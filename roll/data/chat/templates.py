@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from roll.config.sections.data import DataConfig, TemplateConfig
+from roll.config.sections.data import RenderConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.columns import PromptRow
@@ -94,7 +94,7 @@ class DatedTokenizer:
 
 
 def render_prompts(
-    rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: DataConfig, system: str | None
+    rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: RenderConfig, system: str | None
 ) -> list[str]:
     """Return the text of each prompt, ready to be tokenized.
 
@@ -126,7 +126,7 @@ def render_prompts(
 
 
 def tokenize_prompts(
-    texts: Sequence[str], tokenizer: PromptTokenizer, data: DataConfig
+    texts: Sequence[str], tokenizer: PromptTokenizer, data: RenderConfig
 ) -> list[tuple[int, ...]]:
     """Return the tokens of each text.
 
@@ -165,7 +165,7 @@ def with_system(
 def apply_template(
     messages: Sequence[Message],
     tokenizer: PromptTokenizer,
-    template: TemplateConfig,
+    template: RenderConfig,
     place: str,
     *,
     asks: bool,

@@ -14,11 +14,8 @@ from roll.config.sections.training import InferRole
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Launcher, Placement
 from roll.distributed.colocation import Colocation
-from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.replica import Replica
 from roll.rollout.fleet.routing import RoutingPolicy
-from roll.runtime.replicas import ClusterEngine, Replicas, devices_of_replicas
-from roll.workers.infer import InferWorker
+from roll.runtime.replicas import Replicas, devices_of_replicas, start_replicas
 
 
 def devices_of(config: RlvrBase, pools: Iterable[str]) -> frozenset[int]:
@@ -71,17 +68,17 @@ class SideEngines:
             routing: choice of the engine for a request.
             takes_weights: whether the policy's weights are pushed to them.
         """
-        infer = self.launcher.start(InferWorker, place, engine, model, max_tokens)
-        infer.submit(InferWorker.start).result(self.config.cluster.start_timeout_s)
-        fleet = Fleet(
-            [
-                Replica(rank, ClusterEngine(infer, rank), capacity=engine.capacity)
-                for rank in range(infer.world_size)
-            ],
-            routing,
-            answer_s=health.timeout_s,
+        replicas = start_replicas(
+            self.launcher,
+            self.loop,
+            place,
+            engine,
+            model,
+            max_tokens,
+            health=health,
+            routing=routing,
+            start_timeout_s=self.config.cluster.start_timeout_s,
         )
-        replicas = Replicas(infer, self.loop, fleet, health)
         devices = devices_of_replicas(self.config.pools[engine.pool], engine.devices_per_worker)
         residents = replicas.residents(devices)
         if not takes_weights:  # a push goes to others
