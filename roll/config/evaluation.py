@@ -36,18 +36,19 @@ class QuestionData(RenderConfig):
     max_prompt_tokens: int = Field(default=4096, ge=1)
     """Longest prompt, in tokens. Longer prompts are left out, and their number is reported."""
     template: str | None = None
-    """Jinja template of the question, in which the columns of the row have their names. Its text
-    takes the place of the column `columns.prompt`. null: the column is the question."""
+    """Jinja template of the question, in which the columns of the row have their names, in place of
+    a column `columns.prompt`. null: that column is the question."""
     choices: ChoicesConfig | None = None
     """Options in columns of their own, to be put in order. null: there are none."""
 
     @model_validator(mode="after")
-    def _template_has_a_column(self) -> Self:
-        """Require a column of text for the template to fill."""
-        if self.template is not None and any(s.columns.prompt is None for s in self.sources):
+    def _one_question(self) -> Self:
+        """Refuse a column of questions beside a template of them."""
+        changed = [source.columns.changed("prompt", "messages") for source in self.sources]
+        if self.template is not None and any(changed):
             raise ValueError(
-                "`template` makes the text of `columns.prompt`; a source with `messages` has none. "
-                "Drop `template`, or set `columns.prompt`"
+                "`template` makes the question; drop `columns.prompt` and `columns.messages` (the "
+                "template can use every column by its name)"
             )
         return self
 

@@ -20,6 +20,8 @@ from roll.data.columns import PromptRow, RawRow, map_row
 from roll.data.datasets import MapRow
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+QUESTION = "data.template"
+"""Column with the text of the template; those of the row stay, because rewards may read them."""
 
 
 def mapper(data: QuestionData) -> MapRow:
@@ -44,12 +46,13 @@ def mapper(data: QuestionData) -> MapRow:
         if data.choices is not None:
             values |= _ordered(data.choices, row)
         if template is not None:
-            assert source.columns.prompt is not None
             try:
-                values[source.columns.prompt] = template.render(values).strip("\n")
+                values[QUESTION] = template.render(values).strip("\n")
             except TemplateError as error:
-                known = ", ".join(sorted(values))
+                known = ", ".join(sorted(row.values))
                 raise DataError(f"{row.place}: data.template: {error} (columns: {known})") from None
+            columns = source.columns.model_copy(update={"prompt": QUESTION})
+            source = source.model_copy(update={"columns": columns})
         return map_row(replace(row, values=values), source)
 
     return map_one
