@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 app.callback()(options)
 for command in (
+    begin.init,
     run_files.run,
     run_files.check,
     run_files.show,

@@ -85,6 +85,9 @@ def test_the_quickstart_runs_and_is_reported(here: Installed) -> None:
     assert "ok" in here.run("roll", "check", run)
     assert "kind: ppo_clip" in here.run("roll", "show", run)
     here.run("roll", "run", run, "max_steps=2", "validation.every=2", "checkpoint.every=2")
+    rows, model = "outputs/quickstart/train.jsonl", "outputs/quickstart/model"
+    here.run("roll", "init", "--model", model, "--data", rows, "--engine", "vllm:0", "--yes")
+    assert "ok" in here.run("roll", "check", "run.yaml", "sampling.max_new_tokens=8")
     out = here.work / "outputs" / "quickstart" / "run"
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert {record["step"] for record in records} >= {0, 1}

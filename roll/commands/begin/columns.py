@@ -1,0 +1,193 @@
+"""The columns of a data file, and what `roll init` takes each of them for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.config.base import Config
+from roll.config.errors import UserError, nearest
+from roll.config.sections.data import (
+    ColumnsConfig,
+    PreferenceColumns,
+    TaughtColumns,
+    TextColumns,
+    TextSource,
+)
+from roll.core.errors import DataError
+from roll.data.readers import FILE_READERS
+from roll.data.sources import resolve_format
+
+Columns = Mapping[str, str | None]
+"""Field of a source's `columns` -> name of the column; None: there is none."""
+
+CLASSES: Mapping[str, type[Config]] = {
+    "rlvr": ColumnsConfig,
+    "agentic": ColumnsConfig,
+    "sft": TextColumns,
+    "distill": TaughtColumns,
+    "dpo": PreferenceColumns,
+    "reward_model": PreferenceColumns,
+}
+"""Class of `columns`, by pipeline."""
+
+_NAMES = {
+    "messages": ("messages", "conversations", "conversation", "dialogue", "chat", "prompt"),
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "task", "input", "text"),
+    "answer": (
+        *("answer", "solution", "final_answer", "ground_truth", "expected_answer", "target"),
+        *("label", "gold", "reference", "output"),
+    ),
+    "completion": ("completion", "response", "output", "answer", "solution", "text"),
+    "chosen": ("chosen", "preferred", "better", "winner"),
+    "rejected": ("rejected", "dispreferred", "worse", "loser"),
+    "label": ("label", "desirable", "thumbs_up"),
+}
+"""Common names of the column of a field, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data of a run, as far as it was looked at."""
+
+    path: str
+    """File, folder or name on the hub; empty if an environment makes its tasks of seeds."""
+    seeds: int | None = None
+    """Number of tasks that an environment makes."""
+    first: Mapping[str, Any] | None = None
+    """First row of a file; None if nothing was read."""
+
+
+def look_at(text: str) -> Data:
+    """Return the data that a user has named: a file, of which the first row is read, a folder of
+    `save_to_disk`, a dataset on the hub, or a number of tasks.
+
+    Raises:
+        DataError: there is no such file, it has no rows, or its first row cannot be read.
+    """
+    path = Path(text).expanduser()
+    if text.isascii() and text.isdecimal() and not path.exists():
+        return Data("", seeds=int(text))
+    form = resolve_format(TextSource(path=text))
+    if form in ("hub", "disk"):
+        return Data(text)
+    for row in FILE_READERS[form](path):
+        return Data(text, first=row.values)
+    raise DataError(f"{text}: no rows; a run needs at least one")
+
+
+def likely_pipeline(data: Data) -> str:
+    """Return the pipeline that the columns of the data fit best."""
+    if data.seeds is not None:
+        return "agentic"
+    for pipeline, fields in (
+        ("dpo", ("chosen", "rejected")),
+        ("dpo", ("completion", "label")),
+        ("rlvr", ("prompt", "answer")),
+        ("sft", ("messages",)),
+        ("sft", ("completion",)),
+    ):
+        if data.first and set(fields) <= _found(data.first, fields).keys():
+            return pipeline
+    return "rlvr"
+
+
+def likely_columns(pipeline: str, data: Data) -> dict[str, str | None]:
+    """Return a column for each field that the pipeline reads; the defaults if no row was read.
+
+    Raises:
+        UserError: no column can be taken for one that the pipeline needs.
+    """
+    if data.first is None:
+        fields = CLASSES[pipeline].model_fields
+        return {name: field.default for name, field in fields.items() if field.default}
+    forms: list[tuple[str, ...]]
+    if pipeline in ("rlvr", "agentic"):
+        forms, also = [("messages",), ("prompt",)], ("answer",)
+    elif pipeline in ("sft", "distill"):
+        forms, also = [("messages",), ("completion",)], ("prompt",)
+    else:
+        forms, also = [("chosen", "rejected"), ("completion", "label")], ("prompt",)
+    if pipeline == "reward_model":
+        forms = forms[:1]
+    for form in forms:
+        whole = form == ("messages",) and also == ("prompt",)  # a conversation has its own
+        found = _found(data.first, form if whole else (*form, *also))
+        if found.keys() >= set(form):
+            return found
+    options = " or ".join(",".join(f"{field}=COLUMN" for field in form) for form in forms)
+    raise UserError(
+        f"{data.path}: no columns look like those of pipeline {pipeline} (columns: "
+        f"{', '.join(data.first)}); name them: --columns {options}"
+    )
+
+
+def read_columns(text: str, pipeline: str, data: Data) -> dict[str, str | None]:
+    """Return the columns that a user has named, as in `prompt=question,answer=null`.
+
+    Raises:
+        UserError: the text has another form, or names a field or a column that does not exist.
+    """
+    known, named = CLASSES[pipeline].model_fields, dict[str, str | None]()
+    for part in filter(None, text.split(",")):
+        field, equals, column = (word.strip() for word in part.partition("="))
+        if not equals or not column or field in named:
+            raise UserError(f"{text!r}: expected FIELD=COLUMN,..., each field once")
+        if field not in known:
+            raise UserError(
+                f"pipeline {pipeline} reads no {field!r}{nearest(field, known)} (it reads "
+                f"{', '.join(known)})"
+            )
+        if column != "null" and data.first is not None and column not in data.first:
+            raise UserError(
+                f"{data.path}: no column {column!r}{nearest(column, data.first)} (columns: "
+                f"{', '.join(data.first)})"
+            )
+        named[field] = None if column == "null" else column
+    return named
+
+
+def _found(row: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, str | None]:
+    """Return the likeliest column of each field that has one; no column is taken twice."""
+    found: dict[str, str | None] = {}
+    lower = {name.lower(): name for name in reversed(list(row))}
+    for field in fields:
+        names = [lower[name] for name in _NAMES[field] if name in lower]
+        fitting = (name for name in names if name not in found.values() and _fits(field, row[name]))
+        column = next(fitting, None)
+        if column is not None:
+            found[field] = column
+    return found
+
+
+def _fits(field: str, value: Any) -> bool:
+    """Return whether a value of the first row can be one of the field."""
+    return _TESTS[field](value)
+
+
+def _is_conversation(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lstrip().startswith("[{")
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_either(value: Any) -> bool:
+    return _is_text(value) or _is_conversation(value)
+
+
+_TESTS: Mapping[str, Callable[[Any], bool]] = {
+    "messages": _is_conversation,
+    "prompt": _is_text,
+    "answer": lambda value: isinstance(value, str | int | float),
+    "completion": _is_either,
+    "chosen": _is_either,
+    "rejected": _is_either,
+    "label": lambda value: isinstance(value, bool | int | str),
+}
+"""Test of a value of the first row, by field."""
