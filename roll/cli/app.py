@@ -52,6 +52,7 @@ for command in (
 ):
     app.command()(command)
 app.command("eval")(results.evaluate)
+app.command("try")(run_files.try_small)
 
 examples = _group("Look at examples, and copy them.")
 examples.command("list")(begin.list_examples)

@@ -1,4 +1,4 @@
-"""Commands on run files: run, check, show, migrate."""
+"""Commands on run files: run, check, try, show, migrate."""
 
 from __future__ import annotations
 
@@ -85,6 +85,34 @@ def check(
             OUT.print(told, style="yellow", markup=False)
         else:
             OUT.print("ok", style="green")
+
+
+def try_small(
+    file: File,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 3,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder in which output and models stay, for a look.")
+    ] = None,
+    own_engine: Annotated[
+        bool, typer.Option("--own-engine", help="Generate with the run's engine, not with hf.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Do three tiny steps of a run on this machine, with small random models of its families and 20
+    rows of each source."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        leave_out_triton()
+        from roll.commands.try_run.command import try_run
+
+        try_run(
+            loaded,
+            lambda line: OUT.print(line, markup=False),
+            steps=steps,
+            keep=keep,
+            own_engine=own_engine,
+        )
 
 
 def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:

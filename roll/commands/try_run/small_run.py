@@ -1,0 +1,183 @@
+"""The small run of `roll try`: the settings of a run, with all that costs time made small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from roll.config.base import Config
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
+from roll.config.sections.data import PicturesConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
+from roll.core.errors import ConfigError
+
+ROWS = 20
+"""Number of rows of each source."""
+LARGEST: Mapping[str, int] = {
+    "extra_prompts": 0,
+    "limit": ROWS,
+    "max_new_tokens": 32,
+    "max_turns": 4,
+    "prompts_per_step": 2,
+    "redundant_samples": 1,
+    "rollouts_every": 1,
+    "rows_per_step": 4,
+    "samples_per_prompt": 3,
+    "seeds": ROWS,
+    "workers": 1,
+    # parallel layouts: one rank of each role
+    "ep": 1,
+    "etp": 1,
+    "pp": 1,
+    "replicas": 1,
+    "tp": 1,
+    "ulysses": 1,
+    "vpp": 1,
+}
+"""Key, wherever it stands -> largest value in the small run."""
+UNSET = ("limit", "rollouts_every")
+"""Keys of `LARGEST` that are null without a limit, and get one here."""
+LEARNED = ("equal_rewards", "mean_reward")
+"""Kinds of filters that keep groups which only a model that can do something gives."""
+NOISE = "noise"
+"""Name of a reward that the small run has beside its own: a model that has learned nothing gets
+equal rewards, with which no update would be tried."""
+
+
+@dataclass(eq=False)
+class SmallRun:
+    """A run made small. `config` is what runs; `told` says what differs from what was asked for."""
+
+    config: RunConfig
+    told: list[str] = field(default_factory=list)
+    """What is not tried, in phrases."""
+
+
+def small_run(
+    config: RunConfig,
+    output_dir: Path,
+    shrink: Callable[[ModelConfig], Path],
+    *,
+    steps: int,
+    own_engine: bool = False,
+) -> SmallRun:
+    """Return a small run with the settings of `config`: its data, templates, rewards, algorithm and
+    training backends, but few rows, one rank of each role, float32 on the CPU, and small models.
+
+    Args:
+        output_dir: folder of the small run.
+        shrink: function that returns the folder of a small model of the same family.
+        steps: number of steps.
+        own_engine: generate with the engine that the run names, not with `hf`.
+
+    Raises:
+        ConfigError: the settings are not valid in small.
+    """
+    told: list[str] = []
+    values = json.loads(config.model_dump_json())
+    _walk(config, values, shrink, told, own_engine=own_engine)
+    values |= {
+        "output_dir": str(output_dir),
+        "max_steps": steps,
+        "resume": "never",
+        "stop_at": None,
+        "profile": None,
+        "cluster": {"platform": "cpu", "devices_per_node": len(config.pools)},
+        "pools": {name: str(number) for number, name in enumerate(config.pools)},
+        "checkpoint": {"export_hf": False},
+    }
+    if isinstance(config, RlvrBase) and not config.domains:
+        values["rewards"][NOISE] = {
+            "fn": "roll.commands.try_run.noise:noise",
+            "tags": sorted(_tags(config)),
+            "weight": 0.01,
+        }
+    values["track"] |= {"tensorboard": False, "trackers": []}
+    values["validation"]["every"] = steps
+    try:
+        small = type(config).model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where}: {first['msg']} (in the small run of `roll try`)") from None
+    return SmallRun(small, list(dict.fromkeys(told)))
+
+
+def _tags(config: RlvrBase) -> set[str]:
+    """Return the tags for which the file has rewards, and those of its sources."""
+    found = {tag for reward in config.rewards.values() for tag in reward.tags}
+    return found | {source.tag for source in config.data.sources}
+
+
+def _walk(
+    config: Any,
+    values: Any,
+    shrink: Callable[[ModelConfig], Path],
+    told: list[str],
+    *,
+    own_engine: bool,
+) -> None:
+    """Make the values of a part of the config small, in place.
+
+    Args:
+        config: the part: a section, a mapping or a sequence of them.
+        values: the same as plain values.
+        told: gets what is left out.
+    """
+    if isinstance(config, ModelConfig):
+        values |= {
+            "path": str(shrink(config)),
+            "tokenizer": None,
+            "dtype": "float32",
+            "attention": "eager" if config.attention == "eager" else "sdpa",
+            "made_by": None,
+        }
+        return
+    if isinstance(
+        config, PicturesConfig
+    ):  # costs nothing, and pipelines without pictures refuse it
+        return
+    if isinstance(config, Config):
+        _cut(values)
+        for name in type(config).model_fields:
+            inner = getattr(config, name)
+            if name == "filters" and inner:
+                values[name] = _filters(values[name], told)
+            elif isinstance(inner, VllmConfig | SglangConfig) and not own_engine:
+                values[name] = {"kind": HfEngineConfig().kind}
+                told.append(f"{inner.kind} (the engine hf writes instead; --own-engine)")
+            elif name == "samples_per_update":
+                values[name] = None
+            else:
+                _walk(inner, values[name], shrink, told, own_engine=own_engine)
+    elif isinstance(config, Mapping):
+        for name, inner in config.items():
+            _walk(inner, values[name], shrink, told, own_engine=own_engine)
+    elif isinstance(config, tuple):
+        for number, inner in enumerate(config):
+            _walk(inner, values[number], shrink, told, own_engine=own_engine)
+
+
+def _cut(values: dict[str, Any]) -> None:
+    """Cut the numbers of one section to what is largest."""
+    for name, largest in LARGEST.items():
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            values[name] = min(value, largest)
+        elif value is None and name in values and name in UNSET:
+            values[name] = largest
+    if values.get("seeds") is not None:
+        values["limit"] = None  # which is for rows of files
+
+
+def _filters(filters: list[dict[str, Any]], told: list[str]) -> list[dict[str, Any]]:
+    """Return the filters that a model which has learned nothing may pass."""
+    told += [f"the filter {each['kind']}" for each in filters if each["kind"] in LEARNED]
+    return [each for each in filters if each["kind"] not in LEARNED]

@@ -1,0 +1,185 @@
+"""`roll try`: tiny steps of a run on this machine, and the mistakes that they find."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.commands.try_run.small_run import small_run
+from roll.config import load_config
+from roll.config.sections.strategy import HfEngineConfig
+from tests.runs import ROOT, write_rows_task, write_task
+
+OWN = '''
+
+def not_whole(group):
+    """A filter that reads what groups do not have."""
+    return group.rewards_of_the_group > 0
+
+def no_bool(group):
+    return 0.5
+
+def forgetful(sample):
+    """A reward that gives nothing back for most responses."""
+    if sample.response_text.startswith("42"):
+        return 1.0
+
+def other_answer(sample):
+    return float(sample.answer["result"] == sample.response_text)
+'''
+
+
+def tried(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a user starts it."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'mcore_adapter/src'}"}
+    return subprocess.run(
+        [sys.executable, "-m", "roll.cli", "try", str(path), *more],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=env,
+        check=False,
+    )
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a run file."""
+    values = yaml.safe_load(path.read_text())
+    change(values)
+    path.write_text(yaml.safe_dump(values))
+
+
+def a_task(folder: Path, **changes: Any) -> Path:
+    """A run of two GPUs with vLLM, as its user would write it."""
+    path = write_task(
+        folder,
+        cluster={"platform": "cuda", "devices_per_node": 8},
+        pools={"train": "0-3", "infer": "4-7"},
+        actor_train={"pool": "train", "strategy": {"kind": "fsdp2", "tp": 2}},
+        actor_infer={"pool": "infer", "strategy": {"kind": "vllm", "tp": 2}},
+        reference={"pool": "train"},
+        rollout={"filters": [{"kind": "equal_rewards"}]},
+        max_steps=500,
+        **changes,
+    )
+    with (folder / "test_run_rewards.py").open("a") as file:
+        file.write(OWN)
+    return path
+
+
+def test_a_run_for_gpus_does_three_tiny_steps_here(tmp_path: Path) -> None:
+    path = a_task(tmp_path)
+    done = tried(path, "--keep", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stderr
+    assert "ok: 3 steps in" in done.stdout
+    assert "vllm" in done.stdout
+    assert "the filter equal_rewards" in done.stdout
+    assert "<user>" in done.stdout, "the prompt as the model sees it"
+    assert not (tmp_path / "out").exists(), "the folder of the run itself is not touched"
+    lines = (tmp_path / "kept/out/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert all(record["grad_norm"] > 0 for record in records[:3])
+    assert all("reward/digits/mean" in record for record in records[:3])
+    assert all(record["mismatch/logprob_abs_max"] < 1e-4 for record in records[:3])
+    small = yaml.safe_load((tmp_path / "kept/out/config.yaml").read_text())
+    assert small["actor_train"]["strategy"]["kind"] == "fsdp2"
+    assert small["cluster"]["platform"] == "cpu"
+
+
+def test_pairs_are_tried_too(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"{i}", "chosen": f"{i}{i}", "rejected": "no"} for i in range(30)]
+    path = write_rows_task(
+        tmp_path,
+        "dpo",
+        {"train": pairs, "held_out": pairs[:9]},
+        reference={"pool": "all"},
+        max_steps=100,
+    )
+    done = tried(path)
+    assert done.returncode == 0, done.stderr
+    assert "ok: 3 steps in" in done.stdout
+
+
+def planted(kind: str) -> tuple[Callable[[dict[str, Any]], object], str]:
+    """A mistake in the run file, and what the error says of it."""
+
+    def set_of(*keys: str | int, to: Any) -> Callable[[dict[str, Any]], object]:
+        def change(values: dict[str, Any]) -> None:
+            for key in keys[:-1]:
+                values = values[key]  # type: ignore[index]
+            values[keys[-1]] = to  # type: ignore[index]
+
+        return change
+
+    reward = ("rewards", "digits", "fn")
+    own = "test_run_rewards:"
+    return {
+        "column": (set_of("data", "sources", 0, "columns", to={"prompt": "question"}), "question"),
+        "fn": (set_of(*reward, to=f"{own}digit"), "digit"),
+        "reward raises": (set_of(*reward, to=f"{own}raising"), "the grader is broken"),
+        "reward forgets": (set_of(*reward, to=f"{own}forgetful"), "None"),
+        "reward and answer": (set_of(*reward, to=f"{own}other_answer"), "TypeError"),
+        "tag": (set_of("data", "sources", 0, "tag", to="sums"), "sums"),
+        "too short": (set_of("data", "max_prompt_tokens", to=3), "max_prompt_tokens"),
+        "filter": (
+            set_of("rollout", "filters", to=[{"kind": "custom", "fn": f"{own}not_whole"}]),
+            "rewards_of_the_group",
+        ),
+        "filter gives no bool": (
+            set_of("rollout", "filters", to=[{"kind": "custom", "fn": f"{own}no_bool"}]),
+            "returned 0.5",
+        ),
+        "template": (set_of("data", "chat_template_kwargs", to={"thinking": {}}), "template"),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "column",
+        "fn",
+        "reward raises",
+        "reward forgets",
+        "reward and answer",
+        "tag",
+        "too short",
+        "filter",
+        "filter gives no bool",
+        "template",
+    ],
+)
+def test_a_planted_mistake_is_found(kind: str, tmp_path: Path) -> None:
+    path = a_task(tmp_path)
+    change, told = planted(kind)
+    edit(path, change)
+    if kind == "template":
+        file = tmp_path / "model" / "chat_template.jinja"
+        file.write_text(file.read_text() + "{{ thinking.level.name }}")
+    done = tried(path)
+    assert done.returncode != 0, done.stdout
+    assert told in done.stderr, done.stderr
+    assert "ok:" not in done.stdout
+
+
+def test_the_small_run_keeps_the_settings_that_decide_what_is_computed(tmp_path: Path) -> None:
+    path = a_task(tmp_path, algorithm={"preset": "gspo"})
+    config = load_config(path).config
+    small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=2)
+    found = small.config.model_dump()
+    assert found["algorithm"] == config.model_dump()["algorithm"]
+    assert found["model"]["path"] == str(tmp_path / "small")
+    assert found["actor_infer"]["strategy"] == HfEngineConfig().model_dump()
+    assert found["actor_train"]["strategy"]["tp"] == 1
+    assert found["data"]["max_prompt_tokens"] == 32
+    assert found["rewards"]["digits"] == config.model_dump()["rewards"]["digits"]
+    own = small_run(config, tmp_path / "o", lambda m: tmp_path, steps=2, own_engine=True).config
+    assert own.model_dump()["actor_infer"]["strategy"]["kind"] == "vllm"
