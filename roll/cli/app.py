@@ -38,21 +38,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(options)
-for command in (
-    begin.init,
-    run_files.run,
-    run_files.check,
-    run_files.show,
-    results.merge,
-    results.report,
-    results.watch,
-    results.samples,
-    run_files.migrate,
-    machine.doctor,
+for name, command in (
+    ("init", begin.init),
+    ("check", run_files.check),
+    ("try", run_files.try_small),
+    ("run", run_files.run),
+    ("show", run_files.show),
+    ("watch", results.watch),
+    ("report", results.report),
+    ("samples", results.samples),
+    ("eval", results.evaluate),
+    ("merge", results.merge),
+    ("migrate", run_files.migrate),
+    ("doctor", machine.doctor),
 ):
-    app.command()(command)
-app.command("eval")(results.evaluate)
-app.command("try")(run_files.try_small)
+    app.command(name)(command)
 
 examples = _group("Look at examples, and copy them.")
 examples.command("list")(begin.list_examples)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.commands.trials.rewards import try_rewards
 from roll.commands.trials.result import Trial
+from roll.commands.trials.rewards import try_rewards
 from roll.config.sections.reward import RewardConfig
 from roll.core.types import Prompt
 from roll.rewards.execution.tracebacks import users_traceback

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.commands.trials.sandboxes import try_sandboxes
 from roll.commands.trials.result import Trial
+from roll.commands.trials.sandboxes import try_sandboxes
 from roll.config.loading.compose import load_config
 from roll.config.rlvr_base import RlvrBase
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from roll.cli import app
-from roll.commands.trials.trial import LOOKED_AT, try_data
 from roll.commands.trials.result import Trial
+from roll.commands.trials.trial import LOOKED_AT, try_data
 from roll.config import load_config
 from tests.pictures import coloured, file_of
 from tests.pipelines.test_agentic import task as agentic_task

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from roll.commands.preflight import inspect
-from roll.commands.trials.rewards import try_rewards
 from roll.commands.trials.result import Trial
+from roll.commands.trials.rewards import try_rewards
 from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.rlvr import RlvrConfig
