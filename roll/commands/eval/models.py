@@ -56,8 +56,8 @@ def find_models(named: Sequence[str], steps: Sequence[int], out: Path) -> list[E
             )
         else:
             found.append(Examinee(text.replace("/", "--"), text))
-        if steps and not (path / "checkpoints").is_dir():
-            raise ConfigError(f"--checkpoint: {text} is no run with checkpoints/; drop one of them")
+    if steps and not any(one.checkpoint for one in found):
+        raise ConfigError(f"--checkpoint: none of {', '.join(named)} is a run with checkpoints/")
     names = [one.name for one in found]
     for name in names:
         if names.count(name) > 1:

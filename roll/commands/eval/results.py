@@ -149,7 +149,9 @@ def _with_margin(score: Score | None) -> str:
 
 def table_of(lines: Sequence[Line]) -> Table:
     """Return the table of all lines, for the terminal."""
-    table = Table(*COLUMNS, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True)
     for line in lines:
         table.add_row(*row_of(line))
     return table

@@ -1,0 +1,119 @@
+"""Answers that are kept, the figures that are made of them, and the models that are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.commands.eval.answers import SAMPLES, Answered, Answers
+from roll.commands.eval.models import find_models, fingerprint, make_folder
+from roll.commands.eval.scores import scores_of
+from roll.config.sections.lifecycle import CheckpointConfig
+from roll.core.errors import ConfigError, SettingsChangedError
+from roll.output_dir.checkpoints import Checkpoints, RunState
+from roll.output_dir.resume import mark_export
+from tests.fakes import group
+
+SETTINGS = {"model": {"seed": 0}, "rows": "abc"}
+
+
+def answered(name: str, rewards: list[float | None], tag: str = "a") -> Answered:
+    votes = ["x" if reward else "y" for reward in rewards]
+    count = len(rewards)
+    return Answered(name, tag, rewards, {}, [4] * count, [False] * count, list(votes))
+
+
+def test_a_line_that_was_not_finished_is_cut_off_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    answers = Answers(tmp_path, SETTINGS)
+    answers.add(group("s:0", [1, 0]), {})
+    answers.add(group("s:1", [1, 1]), {})
+    file = tmp_path / SAMPLES
+    whole = file.read_text()
+    file.write_text(whole + '{"id": "s:2", "tag"')
+    again = Answers(tmp_path, SETTINGS)
+    assert again.by_id == answers.by_id
+    assert file.read_text() == whole
+    again.add(group("s:2", [0, 0]), {})
+    assert list(Answers(tmp_path, SETTINGS).by_id) == ["s:0", "s:1", "s:2"]
+    file.write_text("{}\n" + whole)
+    with pytest.raises(ConfigError, match=r"samples.jsonl:1: holds no answers"):
+        Answers(tmp_path, SETTINGS)
+
+
+def test_answers_with_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    Answers(tmp_path, SETTINGS)
+    with pytest.raises(SettingsChangedError, match=r"rows: abc -> abd\n") as raised:
+        Answers(tmp_path, {"model": {"seed": 0}, "rows": "abd"})
+    assert "seed" not in str(raised.value)
+
+
+def test_a_failed_reward_counts_neither_way_and_is_reported() -> None:
+    some: list[float | None] = [1.0, None, 0.0, None]
+    rewards: list[list[float | None]] = [some, [1.0, 1.0, 1.0, 1.0], []]
+    rewards[2].extend([None] * 4)
+    answers = [answered(f"s:{i}", one) for i, one in enumerate(rewards)]
+    found = scores_of(answers, 4, 1.0)
+    assert found.questions == 3
+    assert found.by_name["mean@4"].value == pytest.approx((0.5 + 1) / 2)
+    assert found.by_name["mean@4"].stderr == pytest.approx(0.25)
+    assert found.by_name["pass@2"].value == pytest.approx(1)
+    assert found.by_name["pass@4"].value == 1  # of the one question with four rewards
+    assert found.by_name["pass@4"].stderr is None
+    assert found.by_name["left_out"].value == pytest.approx((0.5 + 0 + 1) / 3)
+    assert found.by_name["maj@4"].value == pytest.approx((0.5 + 1) / 2)  # 1 : 1, and all
+
+
+def run_with_checkpoints(folder: Path, steps: list[int]) -> Path:
+    checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(keep_last=9))
+    for step in steps:
+        with checkpoints.writing(RunState(step=step, sampler={})) as written:
+            (written / "config.yaml").write_text(yaml.safe_dump({}))
+    return folder
+
+
+def test_models_are_folders_runs_and_names_on_the_hub(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = run_with_checkpoints(tmp_path / "run", [10, 20])
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    named = [str(base), "org/name", str(run)]
+    assert [one.name for one in find_models(named, [], out)] == ["base", "org--name", "run-step20"]
+    both = find_models(named, [20, 10], out)
+    assert [one.name for one in both[2:]] == ["run-step20", "run-step10"]
+    assert both[3].checkpoint == run / "checkpoints" / "step_000010"
+    assert both[3].path == str(out / "run-step10" / "hf")
+    with pytest.raises(ConfigError, match=r"no complete checkpoint of step \[30\] .*10, 20"):
+        find_models([str(run)], [10, 30], out)
+    with pytest.raises(ConfigError, match=r"none of .* is a run"):
+        find_models([str(base)], [10], out)
+    with pytest.raises(ConfigError, match="two of the models have the name 'base'"):
+        find_models([str(base), str(base)], [], out)
+    with pytest.raises(ConfigError, match="is no model"):
+        find_models([str(tmp_path / "nothing")], [], out)
+
+
+def test_exported_weights_of_a_run_are_taken_as_they_are(tmp_path: Path) -> None:
+    run = run_with_checkpoints(tmp_path / "run", [10])
+    (run / "hf").mkdir()
+    (run / "hf" / "config.json").write_text("{}")
+    mark_export(run / "hf", 10)
+    [one] = find_models([str(run)], [], tmp_path)
+    assert (one.name, one.path, one.checkpoint) == ("run-step10", str(run / "hf"), None)
+    make_folder(one, trust_remote_code=False)  # nothing to do
+
+
+def test_other_weights_of_one_size_have_another_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    weights = tmp_path / "model.safetensors"
+    found = []
+    for last in (b"a", b"b"):
+        weights.write_bytes(bytes(5 << 20) + last)
+        found.append(fingerprint(str(tmp_path)))
+    assert found[0] != found[1]
+    (tmp_path / "notes.md").write_text("not a part of the model")
+    assert fingerprint(str(tmp_path)) == found[1]
+    assert fingerprint("org/name") is None
