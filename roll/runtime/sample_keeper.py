@@ -70,7 +70,7 @@ class SampleKeeper:
         self, step: int, split: Split, sets: Sequence[tuple[str | None, Sequence[Group]]]
     ) -> None:
         """Queue the samples of a file; leave them out if too many files wait."""
-        named = [(name, one) for name, groups in sets for one in _slim(groups)]
+        named = [(name, one) for name, groups in sets for one in slim(groups)]
         job = SampleJob(step, split, [one for _, one in named], [name for name, _ in named])
         with self._changed:
             if len(self._jobs) < MAX_WAITING:
@@ -165,7 +165,7 @@ def start_keeper(config: RlvrBase, launcher: Launcher) -> SampleKeeper | None:
     return SampleKeeper(cluster, training=kept == "all", write_timeout_s=WRITE_TIMEOUT_S)
 
 
-def _slim(groups: Iterable[Group]) -> Iterator[ScoredSample]:
+def slim(groups: Iterable[Group]) -> Iterator[ScoredSample]:
     """Return an iterator over the samples of groups without what no file has: further columns of
     the data row, and patches of pictures, which would stay in the object store."""
     for group in groups:

@@ -57,9 +57,10 @@ class SampleWriter(Worker):
             WaitTimeoutError: tokens did not arrive in time.
             WorkerError: tokens are lost with their node.
         """
-        return await asyncio.to_thread(self._write, job)
+        return await asyncio.to_thread(self.write_file, job)
 
-    def _write(self, job: SampleJob) -> str | None:
+    def write_file(self, job: SampleJob) -> str | None:
+        """Do what `write` does, in the thread of the caller."""
         path = sample_file(self._output_dir, job.split, job.step)
         try:
             write_samples(path, self._tables(job))

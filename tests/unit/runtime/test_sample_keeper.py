@@ -31,7 +31,7 @@ class Scripted(SampleWriter):
         super().__init__(spec, Path("nowhere"), ModelConfig(path="nowhere"))
         self._does = does
 
-    def _write(self, job: SampleJob) -> str | None:
+    def write_file(self, job: SampleJob) -> str | None:
         return self._does(job)
 
 
