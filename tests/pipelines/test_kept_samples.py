@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from roll.config.sections.roles import Role
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
+from roll.distributed.cluster import Cluster, Placement
+from roll.output_dir.sample_files import sample_files
 from roll.output_dir.trackers import read_records
 from roll.pipeline.agentic import AgenticPipeline
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.rollout.dense import dense
 from roll.rollout.rows import with_rows_of_branches
+from roll.runtime.sample_keeper import SampleKeeper
+from roll.workers.sample_writer.worker import SampleJob, SampleWriter
 from tests.pipelines.test_agentic import task as agentic_task
 from tests.runs import run_local, write_task
 from tests.tiny import char_tokenizer
@@ -130,6 +137,35 @@ def test_episodes_are_kept_with_all_their_rows_and_turn_by_turn(tmp_path: Path) 
             said = row["prompt"] + "".join(turn["text"] for turn in row["turns"])
             whole = char_tokenizer().decode([*row["prompt_ids"], *row["response_ids"]])
             assert whole == said
+
+
+class Slow(SampleWriter):
+    """Takes longer than a step."""
+
+    def write_file(self, job: SampleJob) -> str | None:
+        time.sleep(1)
+        return super().write_file(job)
+
+
+def test_a_checkpoint_is_complete_only_when_the_samples_before_it_are_kept(tmp_path: Path) -> None:
+    found: list[list[int]] = []
+
+    class Watched(RlvrPipeline):
+        def open(self) -> None:
+            super().open()
+            place = Placement(Role.SAMPLES, pool=None, workers=1, replaceable=True)
+            arguments = place, self.output_dir, self.config.train_model
+            cluster: Cluster[Any] = self.launcher.start(Slow, *arguments)
+            keeper = SampleKeeper(cluster, training=True, write_timeout_s=20)
+            self.runtime = replace(self.runtime, keeper=keeper)
+
+        def save(self, folder: Path) -> None:
+            super().save(folder)
+            found.append(list(sample_files(self.output_dir, "train")))
+
+    path = write_task(tmp_path, track=ALL, max_steps=3, validation={})
+    run_local(path, pipeline=Watched)
+    assert found == [[0, 1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(("samples", "folders"), [("validation", ["validation"]), ("none", [])])
