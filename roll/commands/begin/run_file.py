@@ -195,9 +195,25 @@ sampling: {{temperature: 1.0, max_new_tokens: 512}}
     reward = quoted(answers.reward or "")
     if agentic:
         return f"{text}environments:\n  main:\n    env: {reward}\n    max_turns: 16\n\n"
-    return (
-        f"{text}rewards:\n  main: {{fn: {reward}}}   # docs/rewards.md lists the built-in ones\n\n"
-    )
+    main = f"{{fn: {reward}{_kwargs(answers)}}}"
+    return f"{text}rewards:\n  main: {main}   # docs/rewards.md lists the built-in ones\n\n"
+
+
+def _kwargs(answers: Answers) -> str:
+    """Return the `kwargs` of the reward: of `multiple_choice`, where the options are, and what the
+    answer of the first row is."""
+    row = answers.data.first
+    if answers.reward != "multiple_choice" or row is None:
+        return ""
+    column = next((name for name in ("choices", "options") if name in row), "choices")
+    answer, options = row.get(answers.columns.get("answer") or ""), row.get(column)
+    kwargs = {} if column == "choices" else {"choices": column}
+    if isinstance(answer, int):
+        kwargs["truth"] = "index"
+    elif isinstance(options, list) and answer in options:
+        kwargs["truth"] = "text"
+    pairs = ", ".join(f"{name}: {value}" for name, value in kwargs.items())
+    return f", kwargs: {{{pairs}}}" if kwargs else ""
 
 
 def _others(answers: Answers) -> list[str]:

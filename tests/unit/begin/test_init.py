@@ -137,6 +137,28 @@ def test_proposals_end_in_the_file(folder: Path, tmp_path: Path) -> None:
     assert config.loss.kind == "kto"
 
 
+@pytest.mark.parametrize(
+    ("row", "kwargs"),
+    [
+        ({"options": ["red", "blue"], "answer": "B"}, {"choices": "options"}),
+        ({"options": ["red", "blue"], "answer": "blue"}, {"choices": "options", "truth": "text"}),
+        ({"choices": ["red", "blue"], "answer": 1}, {"truth": "index"}),
+        ({"choices": {"label": ["A"], "text": ["red"]}, "answer": "A"}, {}),
+    ],
+)
+def test_options_are_found_where_they_are(
+    row: dict[str, Any], kwargs: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "Which?", **row}))
+    out = tmp_path / "run.yaml"
+    code, told = init(out, "--model", "a/b", "--data", str(tmp_path / "rows.jsonl"), "--yes")
+    assert code == 0, told
+    config = load_config(out).config
+    assert isinstance(config, RlvrConfig)
+    assert (config.rewards["main"].fn, config.rewards["main"].kwargs) == ("multiple_choice", kwargs)
+    checked(out)
+
+
 def test_columns_with_odd_names_are_quoted(folder: Path, tmp_path: Path) -> None:
     row = {"yes": "1 + 1", "12": "2", "null": "x"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
