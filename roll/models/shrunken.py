@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from roll.config.sections.model import ModelConfig
+from roll.core.errors import ConfigError
 from roll.models.load import load_config
 
 WIDTH = 64
@@ -69,8 +70,21 @@ VISION: Mapping[str, int] = {
 """The same for the half that sees."""
 KINDS = ("layer_types", "mlp_layer_types", "indexer_types")
 """Keys that list the kind of each layer; a small model has a layer of each mixture of kinds."""
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+WEIGHTS = (
+    ".bin",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".tflite",
+)
 """Ends of the names of files that hold weights."""
+_NO_WEIGHTS = shutil.ignore_patterns(*(f"*{end}" for end in WEIGHTS))
 
 
 def write_shrunken(model: ModelConfig, folder: Path, *, seed: int = 0) -> None:
@@ -78,15 +92,21 @@ def write_shrunken(model: ModelConfig, folder: Path, *, seed: int = 0) -> None:
     files of `model`, of which no weights are read or downloaded.
 
     Raises:
-        ConfigError: `model` has no config that can be read.
+        ConfigError: `model` has no config that can be read, or no small model can be made of it.
     """
     config = load_config(model)
-    small = type(config).from_dict(shrunken_values(config.to_dict()))
     torch.manual_seed(seed)
-    _class_of(config).from_config(small, dtype=torch.float32).save_pretrained(folder)
+    try:
+        small = type(config).from_dict(shrunken_values(config.to_dict()))
+        made = _new_model(small, trust_remote_code=model.trust_remote_code)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(
+            f"model {model.path!r}: no small model can be made of its config: {error}"
+        ) from error
+    made.save_pretrained(folder)
     for path in _other_files(model):
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True, ignore=_NO_WEIGHTS)
         elif path.name != "config.json":
             shutil.copyfile(path, folder / path.name)
 
@@ -178,27 +198,19 @@ def _smaller(config: Mapping[str, Any], largest: Mapping[str, int]) -> dict[str,
     }
 
 
-def _class_of(config: PreTrainedConfig) -> Any:
-    """Return the class of models that the config names, with `from_config`; else that of language
-    models."""
-    names: Sequence[str] = config.architectures or ()
-    for name in names:
+def _new_model(config: PreTrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Return a model with random weights, of the class that the config names; else of that of
+    language models."""
+    for name in config.architectures or ():
         found = getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
-            return _Made(found)
-    return AutoModelForCausalLM
-
-
-class _Made:
-    """A class of models with the `from_config` of the automatic ones."""
-
-    def __init__(self, made: type[PreTrainedModel]) -> None:
-        self._made = made
-
-    def from_config(self, config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-        """Return a new model with random weights."""
-        found: PreTrainedModel = self._made._from_config(config, dtype=dtype)
-        return found
+            of_config: Any = found
+            named: PreTrainedModel = of_config._from_config(config, dtype=torch.float32)
+            return named
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code
+    )
+    return made
 
 
 def _other_files(model: ModelConfig) -> list[Path]:

@@ -183,3 +183,78 @@ def test_the_small_run_keeps_the_settings_that_decide_what_is_computed(tmp_path:
     assert found["rewards"]["digits"] == config.model_dump()["rewards"]["digits"]
     own = small_run(config, tmp_path / "o", lambda m: tmp_path, steps=2, own_engine=True).config
     assert own.model_dump()["actor_infer"]["strategy"]["kind"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_every_example_has_a_small_run(path: Path, tmp_path: Path) -> None:
+    config = load_config(path).config
+    small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=3).config
+    assert small.max_steps == 3
+    assert all(model.path == str(tmp_path / "small") for model in small.models.values())
+    assert small.cluster.address == "local"
+    assert small.cluster.call_timeout_s == config.cluster.call_timeout_s
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "warm-up": {"critic": {"pool": "train", "warmup_steps": 20}, "algorithm": {"preset": "ppo"}},
+    "buffer": {
+        "sampling": {"max_new_tokens": 256},
+        "algorithm": {"reward_shaping": [{"kind": "overlong_penalty", "buffer_tokens": 64}]},
+    },
+    "longest": {
+        "sampling": {"max_new_tokens": 256},
+        "algorithm": {"reward_shaping": [{"kind": "overlong_penalty", "max_tokens": 256}]},
+    },
+    "adapter": {
+        "model": {"path": "m", "lora": {"serve": "adapter"}},
+        "actor_infer": {"pool": "infer", "strategy": {"kind": "vllm", "max_lora_rank": 16}},
+    },
+    "chunks": {
+        "actor_train": {
+            "pool": "train",
+            "strategy": {"kind": "megatron", "pp": 2, "tp": 2, "layers": [1, 1]},
+        }
+    },
+    "sequence parallel": {
+        "actor_train": {
+            "pool": "train",
+            "strategy": {"kind": "megatron", "tp": 2, "sequence_parallel": True},
+        }
+    },
+    "pass_k": {
+        "data": {
+            "sources": [{"path": "train.jsonl"}],
+            "prompts_per_step": 8,
+            "samples_per_prompt": 16,
+            "max_prompt_tokens": 32,
+        },
+        "algorithm": {"advantage": {"kind": "pass_k", "k": 8}},
+    },
+    "noise": {"rewards": {"noise": {"fn": "test_run_rewards:digits", "weight": 2.0}}},
+    "tokenizer": {"model": {"path": "m", "tokenizer": "other"}},
+}
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_settings_that_depend_on_sizes_fit_the_small_ones(kind: str, tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path,
+        **{
+            "cluster": {"platform": "cuda", "devices_per_node": 8},
+            "pools": {"train": "0-3", "infer": "4-7"},
+            "actor_train": {"pool": "train"},
+            "actor_infer": {"pool": "infer", "strategy": {"kind": "vllm"}},
+            "reference": {"pool": "train"},
+            "max_steps": 500,
+            **SIZES[kind],
+        },
+    )
+    config = load_config(path).config
+    small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=3).config
+    found = small.model_dump()
+    assert sum(each["fn"].endswith(":noise") for each in found["rewards"].values()) == 1
+    for name, reward in config.model_dump()["rewards"].items():
+        assert found["rewards"][name] == reward
+    assert found["model"]["tokenizer"] == config.model.tokenizer

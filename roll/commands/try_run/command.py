@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -12,15 +11,13 @@ from pathlib import Path
 
 from roll.commands.preflight import inspect, user_folder
 from roll.commands.preloads import forking
+from roll.commands.samples.find import Question, find_samples
+from roll.commands.samples.show import lines_of
 from roll.commands.trials.trial import try_out
 from roll.commands.try_run.small_run import SmallRun, small_run
 from roll.config.loading.compose import LoadedConfig
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import UserError
-from roll.report.samples import read_samples
-
-SHOWN = 400
-"""Largest number of characters of a text that is printed."""
+from roll.core.errors import DataError, UserError
 
 
 def try_run(
@@ -59,11 +56,11 @@ def try_run(
             launch(replace(loaded, config=small.config), fork_server=fork_server)
         for line in _first_sample(folder / "out"):
             say(line)
-        gone = " (its folder is removed; --keep FOLDER keeps it)" if keep is None else ""
-        say(f"ok: {steps} steps in {time.monotonic() - begun_s:.0f} s{gone}")
+        say(f"ok: {steps} steps in {time.monotonic() - begun_s:.0f} s")
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+            say(f"{folder} is removed; --keep FOLDER keeps it")
 
 
 def _make(loaded: LoadedConfig, folder: Path, *, steps: int, own_engine: bool) -> SmallRun:
@@ -89,24 +86,9 @@ def _untried(small: SmallRun) -> str:
 
 
 def _first_sample(output_dir: Path) -> list[str]:
-    """Return prompt, response and reward of the first sample as lines; empty if a run keeps
-    none."""
-    kept = read_samples(output_dir, [])
-    rows = next((rows for rows in kept.values() if rows), None)
-    if rows is None:
+    """Return the first sample of the small run as lines; empty if its pipeline generates none."""
+    try:
+        found = find_samples(output_dir, Question(limit=1)).rows
+    except DataError:
         return []
-    row = rows[0]
-    return [
-        f"the first sample: {row.id}",
-        f"  prompt    {_brief(row.prompt)}",
-        f"  response  {_brief(row.response)}",
-        f"  answer    {_brief(row.answer)}",
-        f"  reward    {row.reward} {dict(row.parts) or ''}",
-    ]
-
-
-def _brief(text: str) -> str:
-    """Return a text with its control characters escaped, and at most `SHOWN` characters of its
-    end."""
-    shown = json.dumps(text, ensure_ascii=False)
-    return shown if len(shown) <= SHOWN else f"...{shown[-SHOWN:]}"
+    return [line for row in found for line, _ in lines_of(row, full=False)]

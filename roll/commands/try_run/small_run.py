@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +11,28 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from roll.config.agentic_base import AgenticBase
+from roll.config.algorithm.advantages import PassKConfig
+from roll.config.algorithm.shaping import OverlongPenaltyConfig
 from roll.config.base import Config
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import PicturesConfig
+from roll.config.sections.environment import BranchingConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
+from roll.config.sections.strategy import (
+    HfEngineConfig,
+    MegatronConfig,
+    SglangConfig,
+    VllmConfig,
+)
+from roll.config.sections.training import CriticRole, OptimizerConfig
 from roll.core.errors import ConfigError
 
 ROWS = 20
 """Number of rows of each source."""
+SIBLINGS = 4
+"""Number of samples of a prompt, or as many more as there are seats in an environment."""
 LARGEST: Mapping[str, int] = {
     "extra_prompts": 0,
     "limit": ROWS,
@@ -29,7 +42,7 @@ LARGEST: Mapping[str, int] = {
     "redundant_samples": 1,
     "rollouts_every": 1,
     "rows_per_step": 4,
-    "samples_per_prompt": 3,
+    "samples_per_prompt": SIBLINGS,
     "seeds": ROWS,
     "workers": 1,
     # parallel layouts: one rank of each role
@@ -42,13 +55,26 @@ LARGEST: Mapping[str, int] = {
     "vpp": 1,
 }
 """Key, wherever it stands -> largest value in the small run."""
+REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
+    CriticRole: {"warmup_steps": 0},
+    MegatronConfig: {"layers": None, "sequence_parallel": None},
+    OptimizerConfig: {"warmup_steps": 0},
+    OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
+}
+"""Class of a section -> settings that depend on sizes which are small here."""
+CUT: Mapping[type[Config], Mapping[str, int]] = {
+    BranchingConfig: {"whole": 2},
+    PassKConfig: {"k": SIBLINGS - 1},
+}
+"""Class of a section -> largest values that depend on `SIBLINGS`."""
 UNSET = ("limit", "rollouts_every")
 """Keys of `LARGEST` that are null without a limit, and get one here."""
 LEARNED = ("equal_rewards", "mean_reward")
 """Kinds of filters that keep groups which only a model that can do something gives."""
 NOISE = "noise"
-"""Name of a reward that the small run has beside its own: a model that has learned nothing gets
-equal rewards, with which no update would be tried."""
+"""Name of a reward that the small run has beside its own; if the run has one of this name, with a
+`_` behind it. A model that has learned nothing gets equal rewards, with which no update would be
+tried."""
 
 
 @dataclass(eq=False)
@@ -83,23 +109,34 @@ def small_run(
     told: list[str] = []
     values = json.loads(config.model_dump_json())
     _walk(config, values, shrink, told, own_engine=own_engine)
+    if "samples_per_prompt" in values["data"]:
+        values["data"]["samples_per_prompt"] = _siblings(config)
     values |= {
         "output_dir": str(output_dir),
         "max_steps": steps,
         "resume": "never",
         "stop_at": None,
         "profile": None,
-        "cluster": {"platform": "cpu", "devices_per_node": len(config.pools)},
+        "cluster": values["cluster"]
+        | {
+            "platform": "cpu",
+            "nodes": 1,
+            "devices_per_node": len(config.pools),
+            "address": "local",  # also where RAY_ADDRESS names a cluster
+        },
         "pools": {name: str(number) for number, name in enumerate(config.pools)},
         "checkpoint": {"export_hf": False},
     }
-    if isinstance(config, RlvrBase) and not config.domains:
-        values["rewards"][NOISE] = {
+    if isinstance(config, RlvrBase) and (config.rewards or isinstance(config, AgenticBase)):
+        name = NOISE
+        while name in config.rewards:
+            name += "_"
+        values["rewards"][name] = {
             "fn": "roll.commands.try_run.noise:noise",
             "tags": sorted(_tags(config)),
             "weight": 0.01,
         }
-    values["track"] |= {"tensorboard": False, "trackers": []}
+    values["track"] |= {"tensorboard": False, "trackers": [], "samples": "none"}
     values["validation"]["every"] = steps
     try:
         small = type(config).model_validate_json(json.dumps(values))
@@ -108,6 +145,16 @@ def small_run(
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: {first['msg']} (in the small run of `roll try`)") from None
     return SmallRun(small, list(dict.fromkeys(told)))
+
+
+def _siblings(config: RunConfig) -> int:
+    """Return the number of samples of a prompt in the small run: a multiple of the seats of each
+    environment, as that of the run is."""
+    assert isinstance(config, RlvrBase)
+    seats = 1
+    if isinstance(config, AgenticBase):
+        seats = math.lcm(*(each.seats for each in config.environments.values()))
+    return min(config.data.samples_per_prompt, math.ceil(SIBLINGS / seats) * seats)
 
 
 def _tags(config: RlvrBase) -> set[str]:
@@ -131,21 +178,27 @@ def _walk(
         values: the same as plain values.
         told: gets what is left out.
     """
+    if values is None:  # left out here
+        return
     if isinstance(config, ModelConfig):
         values |= {
             "path": str(shrink(config)),
-            "tokenizer": None,
             "dtype": "float32",
             "attention": "eager" if config.attention == "eager" else "sdpa",
             "made_by": None,
         }
+        if config.lora is not None and config.lora.serve == "adapter" and not own_engine:
+            values["lora"]["serve"] = "merged"
+            told.append("an adapter that is served as it is")
         return
     if isinstance(
         config, PicturesConfig
     ):  # costs nothing, and pipelines without pictures refuse it
         return
     if isinstance(config, Config):
-        _cut(values)
+        _cut(values, LARGEST)
+        values |= REPLACED.get(type(config), {})
+        _cut(values, CUT.get(type(config), {}))
         for name in type(config).model_fields:
             inner = getattr(config, name)
             if name == "filters" and inner:
@@ -165,14 +218,14 @@ def _walk(
             _walk(inner, values[number], shrink, told, own_engine=own_engine)
 
 
-def _cut(values: dict[str, Any]) -> None:
+def _cut(values: dict[str, Any], largest: Mapping[str, int]) -> None:
     """Cut the numbers of one section to what is largest."""
-    for name, largest in LARGEST.items():
+    for name, limit in largest.items():
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
-            values[name] = min(value, largest)
+            values[name] = min(value, limit)
         elif value is None and name in values and name in UNSET:
-            values[name] = largest
+            values[name] = limit
     if values.get("seeds") is not None:
         values["limit"] = None  # which is for rows of files
 

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from mcore_adapter.models import FAMILIES
 from roll.config.sections.model import ModelConfig
+from roll.core.errors import ConfigError
 from roll.models.load import load_causal_lm
 from roll.models.shrunken import shrunken_values, write_shrunken
 from roll.models.vision.parts import sees
@@ -67,6 +68,9 @@ def test_what_lies_beside_the_weights_is_kept_and_no_weight_is_read(tmp_path: Pa
     (source / "templates").mkdir()
     (source / "templates" / "a.jinja").write_text("{{ messages }}")
     (source / "model.safetensors").write_bytes(b"no weights")
+    (source / "original").mkdir()
+    for name in ("original/consolidated.00.pth", "model.onnx"):
+        (source / name).write_bytes(b"no weights")
     target = tmp_path / "small"
     target.mkdir()
     write_shrunken(ModelConfig(path=str(source)), target)
@@ -77,5 +81,17 @@ def test_what_lies_beside_the_weights_is_kept_and_no_weight_is_read(tmp_path: Pa
     assert load_causal_lm(ModelConfig(path=str(target))).num_parameters() > 0
     for name in ("tokenizer.json", "tokenizer_config.json", "templates/a.jinja"):
         assert (target / name).read_bytes() == (source / name).read_bytes()
+    assert not (target / "original" / "consolidated.00.pth").exists()
+    assert not (target / "model.onnx").exists()
     written = json.loads((target / "config.json").read_text())
     assert written["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_a_config_without_a_model_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"architectures": None, "model_type": "bert_generation_x"}))
+    (tmp_path / "small").mkdir()
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        write_shrunken(ModelConfig(path=str(tmp_path)), tmp_path / "small")
