@@ -56,9 +56,9 @@ def watch(
         from roll.commands import watch as watching
 
         if serve:
-            watching.serve(folder, OUT, port=port)
+            watching.serve(folder, lambda line: OUT.print(line, markup=False), port=port)
         else:
-            watching.watch(folder, OUT, once=once)
+            watching.watch(folder, once=once)
 
 
 def samples(

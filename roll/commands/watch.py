@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from roll.core.errors import UserError
-from roll.output_dir.summary import FILE
+from roll.core.errors import DataError, UserError
+from roll.output_dir.summary import FILE, read_summary
 from roll.report.health.alarms import Alarm, alarms
 from roll.report.health.rules import RULES
-from roll.report.live.progress import progress
+from roll.report.live.progress import progress, session_of
 from roll.report.live.screen import screen
 from roll.report.live.server import LivePage, PageServer
 from roll.report.page import page, waiting_page
@@ -35,17 +35,50 @@ class Watch:
             raise UserError(f"{folder} is no folder; name the output_dir of a run")
         self.folder = folder.absolute()
         self._reader = RecordReader(self.folder / METRICS)
+        self._judged: tuple[float, int, list[Alarm]] = (0.0, 0, [])
+        """Time of the last record and number of the records of which there are alarms, and the
+        alarms: they take long for a long run."""
 
     def version(self) -> str:
-        """Return a text that changes when the run has written a record or has ended."""
-        return " ".join(_state(self.folder / name) for name in (METRICS, FILE, "config.yaml"))
+        """Return a text that changes when the run has written a record, has begun or has ended."""
+        files = " ".join(_state(self.folder / name) for name in (METRICS, FILE, "config.yaml"))
+        return f"{files} {session_of(self.folder, time.time())}"
 
     def run(self) -> Run:
-        """Read the run; NothingYetError before its first record."""
-        return read_run(self.folder, self.folder.name, self._reader)
+        """Read the run, with what is known of its process; NothingYetError before its first
+        record."""
+        run = read_run(self.folder, self.folder.name, self._reader)
+        now = progress(run, time.time())
+        return run if now.ended else replace(run, state=now.status)
+
+    def alarms(self, run: Run) -> list[Alarm]:
+        """Return the alarms of the run."""
+        written_s, count, found = self._judged
+        if (written_s, count) != (run.written_s, len(run.records)):
+            found = alarms(run.records, RULES)
+            self._judged = run.written_s, len(run.records), found
+        return found
+
+    def screen(self, run: Run) -> RenderableType:
+        """Return what a terminal shows of the run."""
+        return screen(run, self.alarms(run), progress(run, time.time()))
+
+    def waits(self) -> str:
+        """Return what the run waits for before its first record.
+
+        Raises:
+            DataError: it has ended without one.
+        """
+        if session_of(self.folder, time.time()) is not None:
+            return f"{self.folder}: no step has ended yet"
+        summary = read_summary(self.folder)
+        if summary is not None:
+            told = f"{summary.get('status')}: {summary.get('error', 'without an error')}"
+            raise DataError(f"{self.folder}: the run has ended before its first step, {told}")
+        return f"{self.folder}: no run has begun here yet"
 
 
-def watch(folder: Path, console: Console, *, once: bool = False) -> None:
+def watch(folder: Path, *, once: bool = False) -> None:
     """Show a run until it has ended, or until Ctrl-C.
 
     Args:
@@ -54,22 +87,25 @@ def watch(folder: Path, console: Console, *, once: bool = False) -> None:
     Raises:
         UserError: `folder` is none; or there is no terminal, and not `once`.
         NothingYetError: with `once`: the run has no record yet.
+        DataError: the run has ended without a record.
     """
     watched = Watch(folder)
+    console = Console(highlight=False)
     if once:
-        found = watched.run()
-        console.print(screen(found, alarms(found.records, RULES), progress(found, time.time())))
+        console.print(watched.screen(watched.run()))
         return
     if not console.is_terminal:
         raise UserError("the output is no terminal: take --once, --serve, or roll report")
-    with Live(console=console, auto_refresh=False, screen=False) as live:
-        for run in _changes(watched, live):
-            if run is not None and progress(run, time.time()).ended:
-                return
+    with Live(console=console, auto_refresh=False) as live:
+        while _show(watched, live):
+            time.sleep(EVERY_S)
 
 
-def serve(folder: Path, console: Console, *, port: int) -> None:
+def serve(folder: Path, say: Callable[[str], None], *, port: int) -> None:
     """Serve the page of a run on this machine, until Ctrl-C.
+
+    Args:
+        say: prints a line.
 
     Raises:
         UserError: `folder` is none, or the port is in use.
@@ -81,46 +117,35 @@ def serve(folder: Path, console: Console, *, port: int) -> None:
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; name another one") from None
     with server:
-        console.print(f"{server.url}\n(for browsers on this machine; Ctrl-C ends)", markup=False)
+        say(f"{server.url}\n(for browsers on this machine; Ctrl-C ends)")
         while True:
             time.sleep(3600)
 
 
-def _changes(watched: Watch, live: Live) -> Iterator[Run | None]:
-    """Show the run again and again; yield it each time, None before its first record."""
-    shown = ""
-    run: Run | None = None
-    raised: list[Alarm] = []
-    while True:
-        version = watched.version()
-        if version != shown:
-            shown = version
-            with _nothing_yet():
-                run = watched.run()
-                raised = alarms(run.records, RULES)
-        if run is None:
-            live.update(Text(f"{watched.folder}: no step has ended yet"), refresh=True)
-        else:
-            live.update(screen(run, raised, progress(run, time.time())), refresh=True)
-        yield run
-        time.sleep(EVERY_S)
-
-
-@contextmanager
-def _nothing_yet() -> Iterator[None]:
-    """End the block quietly if the run has no record yet."""
+def _show(watched: Watch, live: Live) -> bool:
+    """Show how the run is now; return whether it goes on."""
     try:
-        yield
+        run = watched.run()
     except NothingYetError:
-        return
+        live.update(Text(watched.waits()), refresh=True)
+        return True
+    if run.state is None:  # ended; perhaps while its folder was read
+        run = watched.run()
+    live.update(watched.screen(run), refresh=True)
+    return run.state is not None
 
 
 def _page(watched: Watch, version: str) -> str:
     """Return the page of the run as it is, or one that waits for its first record."""
     try:
         return page([watched.run()], version=version)
-    except NothingYetError as error:
-        return waiting_page(watched.folder.name, str(error), version)
+    except NothingYetError:
+        pass
+    try:
+        told = watched.waits()
+    except DataError as error:
+        told = str(error)
+    return waiting_page(watched.folder.name, told, version)
 
 
 def _state(path: Path) -> str:

@@ -31,7 +31,7 @@ ROWS = (
 
 def banner(run: Run, alarms: Sequence[Alarm]) -> Markup:
     """Return what is wrong with a run, in words, with what to try; or that nothing is."""
-    steps = len(run.training)
+    steps = run.done
     planned = run.config.get("max_steps")
     done = f"{steps} of {planned} steps" if isinstance(planned, int) else f"{steps} steps"
     told: list[str] = [element("span", f"{run.name} · {run.status} · {done}", class_="dim")]
@@ -44,10 +44,10 @@ def banner(run: Run, alarms: Sequence[Alarm]) -> Markup:
             for alarm in alarms
         ]
         told = [element("b", count), " ", *told, element("ul", *lines)]
-    elif steps < MIN_STEPS:
+    elif len(run.training) < MIN_STEPS:
         told = [element("b", f"Too early to judge: alarms need {MIN_STEPS} steps"), " ", *told]
     else:
-        told = [element("b", f"No alarm in {steps} steps"), " ", *told]
+        told = [element("b", f"No alarm in {len(run.training)} steps"), " ", *told]
     bad = " bad" if alarms or run.status == "failed" else ""
     told += [element("div", remark, class_="dim") for remark in run.remarks]
     return element("div", *told, class_=f"banner{bad}")

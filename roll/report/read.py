@@ -34,6 +34,15 @@ class Run:
     """Content of `summary.json`; empty until the run has ended."""
     remarks: tuple[str, ...]
     """What could not be read, in sentences."""
+    written_s: float = 0.0
+    """Time at which the last record was written, in seconds since 1970."""
+    state: str | None = None
+    """What is known of its process while it goes on: `running` or `silent`; None: nothing."""
+
+    @property
+    def done(self) -> int:
+        """Number of steps that are done, those of the run that it continues from included."""
+        return int(self.training[-1]["step"]) + 1 if self.training else 0
 
     @property
     def training(self) -> list[Record]:
@@ -42,7 +51,10 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`finished`, `stopped` or `failed`; `unfinished` if it is still running or was killed."""
+        """`state`, if it is known; else `finished`, `stopped` or `failed`, or `unfinished` if it is
+        still running or was killed."""
+        if self.state is not None:
+            return self.state
         if self.summary.get("steps", -1) < len(self.training):  # of an earlier session
             return "unfinished"
         return str(self.summary.get("status", "unfinished"))
@@ -95,7 +107,8 @@ def read_run(folder: Path, name: str, reader: RecordReader | None = None) -> Run
         remarks.append(str(error))
     if not isinstance(summary.get("steps", 0), int):
         summary = {}
-    return Run(name, folder, records, _config(folder, remarks), summary, tuple(remarks))
+    settings = _config(folder, remarks)
+    return Run(name, folder, records, settings, summary, tuple(remarks), reader.written_s)
 
 
 def _config(folder: Path, remarks: list[str]) -> Mapping[str, Any]:

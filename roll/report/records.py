@@ -20,6 +20,8 @@ class RecordReader:
         self.path = path
         self._inode, self._size = -1, 0
         """File that was read, and the bytes of it that were."""
+        self.written_s = 0.0
+        """Time at which the file was written, as of the last reading, in seconds since 1970."""
         self._lines = 0
         self._found: dict[int, Record] = {}
         self._broken: list[int] = []
@@ -47,6 +49,7 @@ class RecordReader:
             if state.st_ino != self._inode or state.st_size < self._size:
                 self._forget()
                 self._inode = state.st_ino
+            self.written_s = state.st_mtime
             file.seek(self._size)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from statistics import median
 
+from roll.output_dir import run_lock
 from roll.output_dir.lock_owner import read_owner
 from roll.output_dir.resume import LOCK
 from roll.report.read import Run
-from roll.report.records import METRICS, Record
+from roll.report.records import Record
 
 LATEST = 20
 """Number of the latest steps from which times are taken."""
+
+
+SILENT = 10.0
+"""A run is silent if it has written nothing for this many times its usual time."""
+SILENT_S = 60.0
+"""Time before which no run is silent, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +30,15 @@ class Progress:
     """Progress of a run, as it can be told from its folder."""
 
     status: str
-    """`running`, `silent` (a process has the folder, but no record came for many times the usual
-    time), or as `Run.status`."""
+    """See `Run.status`; `running` while a process has the folder, `silent` if it has written no
+    record for many times the usual time."""
     done: int
     planned: int | None
     """Number of steps; None if it cannot be read."""
     usual_s: float | None
     """Median time from one record to the next, in seconds; None before the first step."""
     waited_s: float
-    """Time since the last record, in seconds."""
+    """Time since the last record, or since the session began if that is later, in seconds."""
 
     @property
     def left_s(self) -> float | None:
@@ -44,12 +53,6 @@ class Progress:
         return self.status not in ("running", "silent")
 
 
-SILENT = 10.0
-"""A run is silent if it has written nothing for this many times its usual time."""
-SILENT_S = 60.0
-"""Time before which no run is silent, in seconds."""
-
-
 def progress(run: Run, now_s: float) -> Progress:
     """Return how far a run has come.
 
@@ -58,19 +61,31 @@ def progress(run: Run, now_s: float) -> Progress:
     """
     planned = run.config.get("max_steps")
     usual_s = _usual(run.training)
-    waited_s = max(0.0, now_s - (run.folder / METRICS).stat().st_mtime)
-    owner = read_owner(run.folder / LOCK)
-    status = run.status
-    if owner is not None and (not owner.is_near or owner.runs_here()):
+    since_s = session_of(run.folder, now_s)
+    waited_s = max(0.0, now_s - max(run.written_s, since_s or 0.0))
+    status = replace(run, state=None).status
+    if since_s is not None:
         late = usual_s is not None and waited_s > max(SILENT_S, SILENT * usual_s)
         status = "silent" if late else "running"
     return Progress(
-        status,
-        len(run.training),
-        planned if isinstance(planned, int) else None,
-        usual_s,
-        waited_s,
+        status, run.done, planned if isinstance(planned, int) else None, usual_s, waited_s
     )
+
+
+def session_of(folder: Path, now_s: float) -> float | None:
+    """Return when the session that has a folder began, in seconds since 1970; None if no living
+    process has it. One that cannot be looked up from here lives while it touches its lock."""
+    path = folder / LOCK
+    owner = read_owner(path)
+    if owner is None:
+        return None
+    try:
+        touched_s = path.stat().st_mtime
+        began_s = datetime.fromisoformat(owner.since).timestamp()
+    except (FileNotFoundError, ValueError):
+        return None
+    lives = owner.runs_here() if owner.is_near else now_s - touched_s < run_lock.SILENT_S
+    return began_s if lives else None
 
 
 def _usual(training: Sequence[Record]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,6 +80,14 @@ class PageServer:
         self._thread.join()
 
 
+def _is_this_machine(host: str) -> bool:
+    """Return whether a browser that names `host`, with or without a port, means this machine."""
+    try:
+        return urlsplit(f"//{host}").hostname in ("127.0.0.1", "localhost")
+    except ValueError:
+        return False
+
+
 def _handler(page: LivePage, token: str) -> type[BaseHTTPRequestHandler]:
     """Return the class that answers requests for `page`."""
 
@@ -91,10 +100,8 @@ def _handler(page: LivePage, token: str) -> type[BaseHTTPRequestHandler]:
             """Answer a request."""
             address = urlsplit(self.path)
             given = parse_qs(address.query).get("token", [""])[0]
-            host = self.headers.get("Host", "").rpartition(":")[0]
-            if host not in ("127.0.0.1", "localhost") or not secrets.compare_digest(
-                given.encode(), token.encode()
-            ):
+            known = secrets.compare_digest(given.encode(), token.encode())
+            if not known or not _is_this_machine(self.headers.get("Host", "")):
                 self._answer(
                     HTTPStatus.FORBIDDEN, "open the address that roll watch printed", "plain"
                 )
@@ -108,13 +115,14 @@ def _handler(page: LivePage, token: str) -> type[BaseHTTPRequestHandler]:
         def _answer(self, status: HTTPStatus, text: str, kind: str) -> None:
             """Send an answer."""
             body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in HEADERS.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError, TimeoutError):  # the browser waits no more
+                self.send_response(status)
+                self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                for name, value in HEADERS.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Print nothing: the terminal belongs to the screen."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import math
 import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
+import sys
+import termios
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -19,7 +28,13 @@ from typer.testing import CliRunner
 
 from roll.cli import app
 from roll.commands.watch import Watch
+from roll.core.errors import DataError
+from roll.output_dir import run_lock
+from roll.output_dir.lock_owner import Owner
+from roll.output_dir.resume import LOCK
 from roll.output_dir.run_lock import RunLock
+from roll.report.health.alarms import alarms
+from roll.report.health.rules import RULES
 from roll.report.live.progress import brief_time, progress
 from roll.report.live.screen import BLOCKS, curve
 from roll.report.live.server import LivePage, PageServer
@@ -85,15 +100,93 @@ def test_times_are_told_for_people() -> None:
 def test_a_run_is_running_while_a_process_has_the_folder(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "r", run_records(steps=30))
     run = read_run(folder, "r")
-    written_s = (folder / "metrics.jsonl").stat().st_mtime
-    assert progress(run, written_s).status == "unfinished"
+    assert run.written_s == (folder / "metrics.jsonl").stat().st_mtime
+    assert progress(run, run.written_s).status == "unfinished"
     with RunLock(folder):
-        now = progress(run, written_s + 5.0)
-        assert (now.status, now.done, now.planned, now.waited_s) == ("running", 30, 120, 5.0)
+        now = progress(run, time.time() + 5.0)
+        assert (now.status, now.done, now.planned) == ("running", 30, 120)
+        assert now.waited_s == pytest.approx(5.0, abs=2.0)
         assert now.usual_s is not None
         assert now.left_s == pytest.approx(90 * now.usual_s)
-        assert progress(run, written_s + 3600.0 + 10 * now.usual_s).status == "silent"
-    assert progress(run, written_s).ended
+        assert progress(run, time.time() + 3600.0 + 10 * now.usual_s).status == "silent"
+    assert progress(run, time.time()).ended
+
+
+def test_a_session_that_has_just_begun_is_not_silent(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=30))
+    os.utime(folder / "metrics.jsonl", (0, 0))
+    with RunLock(folder):
+        now = progress(read_run(folder, "r"), time.time())
+        assert now.status == "running"
+        assert now.waited_s < 10.0
+
+
+def test_a_run_elsewhere_is_running_while_it_touches_its_lock(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=30))
+    owner = replace(Owner.this_process(), host="another", machine="another")
+    (folder / LOCK).write_text(json.dumps(asdict(owner)))
+    run = read_run(folder, "r")
+    assert progress(run, time.time()).status == "running"
+    assert progress(run, time.time() + 2 * run_lock.SILENT_S).status == "unfinished"
+
+
+def test_steps_are_counted_from_the_first_of_the_runs_that_it_continues(tmp_path: Path) -> None:
+    records = [record | {"step": record["step"] + 80} for record in run_records(steps=20)]
+    now = progress(read_run(a_run(tmp_path / "r", records), "r"), time.time())
+    assert (now.done, now.planned) == (100, 120)
+    assert "100 of 120 steps" in Page(page([read_run(tmp_path / "r", "r")])).read
+
+
+def test_the_screen_says_that_a_run_goes_on_and_how_it_ended(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=20))
+    watched = Watch(folder)
+    with RunLock(folder):
+        assert watched.run().status == "running"
+        before = watched.version()
+    assert watched.version() != before, "the page is made anew when the process has gone"
+    assert watched.run().status == "unfinished"
+    (folder / "summary.json").write_text('{"status": "finished", "steps": 20}')
+    assert watched.run().status == "finished"
+
+
+def test_a_run_that_ended_before_its_first_step_is_told(tmp_path: Path) -> None:
+    watched = Watch(tmp_path)
+    assert "no run has begun" in watched.waits()
+    with RunLock(tmp_path):
+        assert "no step has ended yet" in watched.waits()
+    (tmp_path / "summary.json").write_text('{"status": "failed", "error": "E: no memory"}')
+    with pytest.raises(DataError, match="failed: E: no memory"):
+        watched.waits()
+
+
+def test_a_folder_that_is_begun_anew_waits_again(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=20))
+    watched = Watch(folder)
+    assert watched.run().done == 20
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(NothingYetError):
+        watched.run()
+
+
+def test_a_terminal_wraps_what_alarms_say(tmp_path: Path) -> None:
+    """In a terminal of 60 columns, as `roll watch` draws it, until the run has ended."""
+    name, records = next(iter(SICK.items()))
+    folder = a_run(tmp_path / name, records)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 60, 0, 0))
+    command = [sys.executable, "-m", "roll.cli", "watch", str(folder)]
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(command, stdout=theirs, env=env | {"TERM": "xterm"}) as process:
+        os.close(theirs)
+        found = b""
+        with suppress(OSError):  # the other side has closed
+            while part := os.read(ours, 65536):
+                found += part
+    os.close(ours)
+    assert process.returncode == 0
+    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode()).split()
+    told = f"Try: {next(a.advice for a in alarms(read_run(folder, name).records, RULES))}.".split()
+    assert all(word in words for word in told)
 
 
 def test_the_command_shows_alarms_with_what_to_try(tmp_path: Path) -> None:
@@ -148,9 +241,12 @@ def test_strangers_are_refused(served: tuple[Path, PageServer]) -> None:
             urlopen(url, timeout=10)
         assert refused.value.code == 403
         assert "Entropy" not in refused.value.read().decode()
-    with pytest.raises(HTTPError) as refused:
-        urlopen(Request(server.url, headers={"Host": f"evil.example:{address.port}"}), timeout=10)
-    assert refused.value.code == 403
+    for host in (f"evil.example:{address.port}", "evil.example", "[", "127.0.0.1.evil.example", ""):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(server.url, headers={"Host": host}), timeout=10)
+        assert refused.value.code == 403
+    for host in ("127.0.0.1", "LOCALHOST:80", f"localhost:{address.port}"):
+        urlopen(Request(server.url, headers={"Host": host}), timeout=10)
     link = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=10)
     link.request("POST", f"/?{address.query}")
     assert link.getresponse().status == 501
