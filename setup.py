@@ -38,7 +38,7 @@ setup(
             "config/question_sets/*.yaml",
             "report/static/*",
         ],
-        "roll.examples": ["*", "*/*"],
+        "roll.examples": ["*", "*/*", "*/*/*"],
     },
     exclude_package_data={"roll.examples": ["__pycache__/*", "*/__pycache__/*"]},
     install_requires=requirements("base"),
