@@ -15,6 +15,7 @@ import yaml
 
 from roll.commands.launch import PIPELINES
 from roll.config import load_config
+from roll.config.run import RunConfig
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
 from roll.output_dir.trackers import read_records
@@ -159,15 +160,25 @@ def run_local(
     Args:
         pipeline: class to run in place of the one that the config names.
     """
-    config = load_config(path, overrides).config
-    sys.path.insert(0, str(path.parent))
+    return run_config(load_config(path, overrides).config, path.parent, pipeline=pipeline)
+
+
+def run_config(
+    config: RunConfig, folder: Path, *, pipeline: type[Pipeline[Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The same with a config.
+
+    Args:
+        folder: where the code of the run lies.
+    """
+    sys.path.insert(0, str(folder))
     try:
         with LocalLauncher() as launcher, LoopThread("rollout") as loop:
             pipeline = pipeline or PIPELINES[config.pipeline]
             config, data = pipeline.prepare(config)
             pipeline(config, launcher, loop, platform="cpu", data=data).run()
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path.remove(str(folder))
         sys.modules.pop("test_run_rewards", None)
     return read_records(Path(config.output_dir) / "metrics.jsonl")
 

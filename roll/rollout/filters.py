@@ -20,6 +20,7 @@ from roll.config.sections.rollout import (
 )
 from roll.core.errors import ConfigError, RollError
 from roll.core.registry import load_object
+from roll.rewards.execution.tracebacks import users_traceback
 from roll.rollout.types import Group, GroupFilter, ScoredSample
 
 NO_REWARD = "no sample has a reward: the rewards failed"
@@ -99,7 +100,8 @@ def mean_reward(group: Group, *, low: float, high: float) -> str | None:
 def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilter:
     """Import a user function and return it as a filter.
 
-    The filter raises RollError if the function returns any other value than described here.
+    The filter raises RollError if the function raises an error, or returns any other value than
+    described here.
 
     Args:
         fn: import path `package.module:function`. The function takes a Group and `kwargs`. It
@@ -118,7 +120,13 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
     _check_call(function, fn, kwargs, key)
 
     def judge(group: Group) -> str | None:
-        verdict = function(group, **kwargs)
+        try:
+            verdict = function(group, **kwargs)
+        except Exception as error:
+            raise RollError(
+                f"{key}.fn: {fn} raised an error for the group of prompt {group.prompt.id}\n"
+                f"{users_traceback(error)}"
+            ) from error
         if verdict is None or verdict is True:
             return None
         if verdict is False:

@@ -27,6 +27,7 @@ def try_run(
     steps: int,
     keep: Path | None,
     own_engine: bool,
+    run: Callable[[LoadedConfig], object] | None = None,
 ) -> None:
     """Do a few tiny steps of a run, and say how it went.
 
@@ -35,6 +36,7 @@ def try_run(
         steps: number of steps.
         keep: folder for the small run's output and models; None: one that is removed.
         own_engine: generate with the engine that the run names, not with `hf`.
+        run: function that does a run; None: as `roll run`.
 
     Raises:
         UserError: what is wrong in the file, its data, rewards or templates.
@@ -50,10 +52,7 @@ def try_run(
     try:
         small = _make(loaded, folder, steps=steps, own_engine=own_engine)
         say(f"{steps} tiny steps with small random models; not tried: {_untried(small)}")
-        with forking(small.config) as fork_server:
-            from roll.commands.launch import launch
-
-            launch(replace(loaded, config=small.config), fork_server=fork_server)
+        (run or _launched)(replace(loaded, config=small.config))
         for line in _first_sample(folder / "out"):
             say(line)
         say(f"ok: {steps} steps in {time.monotonic() - begun_s:.0f} s")
@@ -61,6 +60,14 @@ def try_run(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
             say(f"{folder} is removed; --keep FOLDER keeps it")
+
+
+def _launched(loaded: LoadedConfig) -> None:
+    """Do a run as `roll run` does it."""
+    with forking(loaded.config) as fork_server:
+        from roll.commands.launch import launch
+
+        launch(loaded, fork_server=fork_server)
 
 
 def _make(loaded: LoadedConfig, folder: Path, *, steps: int, own_engine: bool) -> SmallRun:

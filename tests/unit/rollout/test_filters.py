@@ -34,6 +34,9 @@ def long_enough(group, least=2):
 def keep(group):
     return group.prompt.id != "bad"
 
+def broken(group):
+    return group.nothing
+
 def odd(group):
     return 3
 
@@ -145,6 +148,18 @@ def test_a_verdict_of_another_type_stops_the_run_with_the_key_and_the_prompt(min
     message = str(caught.value)
     assert "rollout.filters.0.fn: mine_filters:odd returned 3 (int)" in message
     assert "prompt p7" in message
+
+
+def test_an_error_of_a_filter_names_the_key_the_prompt_and_the_line_of_the_user(mine: str) -> None:
+    with pytest.raises(RollError) as caught:
+        verdict(custom(f"{mine}:broken"), group("p7", [1.0]))
+    told = str(caught.value).splitlines()
+    assert (
+        told[0]
+        == "rollout.filters.0.fn: mine_filters:broken raised an error for the group of prompt p7"
+    )
+    assert "mine_filters.py" in told[2], "the traceback begins with the user's own line"
+    assert "has no attribute 'nothing'" in told[-1]
 
 
 @pytest.mark.parametrize(
