@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.data_path_peers import Step, cells, check, markdown, middle
-from benchmarks.peer_paths import CONSUMERS, PRODUCERS, Proof, Rows, halves, shares
+from benchmarks.peer_paths import CONSUMERS, PRODUCERS, Proof, Rows, halves, shares, wires_watched
 from benchmarks.scripted_run import Script
 from benchmarks.simulation.lengths import LogNormal
 
@@ -50,3 +53,24 @@ def test_the_table_has_medians_per_token_and_per_sample() -> None:
     assert row == ["a way", "10", "1,000", "2.00", "5.0", "40", "2", "3", "4"]
     heads, line, values = markdown([row]).splitlines()
     assert heads.count("|") == line.count("|") == values.count("|") == len(row) + 1
+
+
+def test_all_bytes_of_sockets_are_counted_once_while_they_are_watched() -> None:
+    zmq = pytest.importorskip("zmq")
+    zmq_asyncio = pytest.importorskip("zmq.asyncio")
+
+    async def exchange(context: Any, address: str) -> None:
+        with context.socket(zmq.PAIR) as server, context.socket(zmq.PAIR) as client:
+            server.bind(address)
+            client.connect(address)
+            await client.send_multipart([b"12345", memoryview(array("i", [1, 2]))], copy=False)
+            await server.recv_multipart(copy=False)
+            await server.send(b"123")
+            await client.recv()
+
+    sent, received = Counter[str](), Counter[str]()
+    with zmq_asyncio.Context() as context:
+        with wires_watched(sent, received):
+            asyncio.run(exchange(context, "inproc://watched"))
+        asyncio.run(exchange(context, "inproc://not-watched"))
+    assert sent == received == {"wires": 5 + 8 + 3}
