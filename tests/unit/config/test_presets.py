@@ -31,15 +31,22 @@ CONFIGS = {path: load_config(path).config for path in ROOT.glob("examples/*/*.ya
 EXAMPLES = sorted(
     path
     for path, config in CONFIGS.items()
-    if isinstance(config, RlvrBase) and config.pipeline == "rlvr" and not config.domains
+    if isinstance(config, RlvrBase)
+    and config.pipeline == "rlvr"
+    and not config.domains
+    and config.critic is None
 )
-"""Examples whose tags have no algorithms of their own, which a preset would have to fit."""
+"""Examples whose tags have no algorithms of their own, which a preset would have to fit; and
+without a critic, which most presets do not use."""
 AGENTIC = sorted(ROOT.glob("examples/agentic_*/run.yaml"))
 FOR_EPISODES = {"gigpo", "turn_ppo"}
 BESIDE = {
+    "async_8b.yaml": ["algorithm.correction=null"],
     "on_policy.yaml": ["teachers.sorter=null", "data.samples_per_prompt=8"],
+    "on_policy_distill_8b.yaml": ["teachers.large=null"],
 }
-"""What an example needs beside a preset: it has teachers, whom no preset asks."""
+"""What an example needs beside a preset: teachers, whom no preset asks, and weights of tokens,
+which losses by sequence refuse, are left out."""
 
 
 @functools.cache
