@@ -87,7 +87,7 @@ WEIGHTS = (
 _NO_WEIGHTS = shutil.ignore_patterns(*(f"*{end}" for end in WEIGHTS))
 
 
-def write_shrunken(model: ModelConfig, folder: Path, *, seed: int = 0) -> None:
+def write_shrunken(model: ModelConfig, folder: Path) -> None:
     """Write a small model with random weights into `folder`, with tokenizer, template and all other
     files of `model`, of which no weights are read or downloaded.
 
@@ -95,7 +95,7 @@ def write_shrunken(model: ModelConfig, folder: Path, *, seed: int = 0) -> None:
         ConfigError: `model` has no config that can be read, or no small model can be made of it.
     """
     config = load_config(model)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)  # so that a trial can be repeated
     try:
         small = type(config).from_dict(shrunken_values(config.to_dict()))
         made = _new_model(small, trust_remote_code=model.trust_remote_code)
@@ -115,9 +115,9 @@ def shrunken_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config.json with small sizes, and as few layers as show every mixture
     of `KINDS`; vocabulary, positions, and all that is no size stay."""
     found = _language(config)
-    for name in ("text_config", "thinker_config"):
-        if isinstance(config.get(name), Mapping):
-            found[name] = _language(config[name])
+    found.pop("quantization_config", None)  # the small weights are float32
+    if isinstance(config.get("text_config"), Mapping):
+        found["text_config"] = _language(config["text_config"])
     if isinstance(config.get("vision_config"), Mapping):
         found["vision_config"] = _vision(config["vision_config"])
     return found

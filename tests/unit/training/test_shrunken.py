@@ -36,6 +36,9 @@ def test_a_small_model_of_a_family_computes_and_learns(kind: str) -> None:
     whole = published(kind)
     values = shrunken_values(whole)
     assert values["model_type"] == whole["model_type"]
+    assert "quantization_config" not in shrunken_values(
+        whole | {"quantization_config": {"bits": 4}}
+    )
     text = values.get("text_config", values)
     text["vocab_size"] = 97  # only so that the test is quick
     if "vocab_size_per_layer_input" in text:
