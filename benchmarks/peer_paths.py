@@ -364,7 +364,7 @@ def wires_watched(sent: Counter[str], received: Counter[str]) -> Iterator[None]:
         received["wires"] += memoryview(data).nbytes
         return data
 
-    zmq.Socket.send, zmq.Socket.recv = counted_send, counted_receive  # type: ignore[method-assign]
+    zmq.Socket.send, zmq.Socket.recv = counted_send, counted_receive  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
