@@ -11,6 +11,7 @@ from roll.algorithms.loss_interface import AdvantageEstimator, PolicyTerms, Toke
 from roll.algorithms.mismatch import token_mismatch
 from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm, PreparedTerm
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.user_code.own import part_name
 from roll.core.batches import RolloutBatch
 
 
@@ -83,17 +84,20 @@ class SumLoss:
 
 def build_loss(config: AlgorithmConfig) -> SumLoss:
     """Build the sum of the loss terms that the config lists."""
-    return SumLoss(tuple(LOSSES.build(term) for term in config.loss))
+    terms = enumerate(config.loss)
+    return SumLoss(tuple(LOSSES.build(term, f"algorithm.loss.{i}") for i, term in terms))
 
 
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
     """Build the configured advantage estimator; it must be called with a whole step's batch."""
-    return ADVANTAGES.build(config.advantage)
+    return ADVANTAGES.build(config.advantage, "algorithm.advantage")
 
 
 def _part(term: LossTerm) -> str:
     """Return the name of the term's part of the loss: `loss/<part>` in the metrics."""
-    return "policy" if term.config.estimates_policy_gradient else term.config.kind
+    if term.config.estimates_policy_gradient:
+        return "policy"
+    return part_name(term.config.kind)
 
 
 def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:

@@ -12,8 +12,10 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from roll.algorithms.loss_interface import AdvantageEstimator, Loss
+from roll.algorithms.own.calls import own_estimator, own_term
 from roll.config.algorithm import LossTermConfig
 from roll.config.base import Config
+from roll.config.user_code.own import OwnPart
 from roll.core.batches import RolloutBatch
 from roll.core.registry import Registry
 
@@ -27,9 +29,16 @@ class PartRegistry(Generic[P]):
     Registering a class twice raises ValueError.
     """
 
-    def __init__(self, sort: str) -> None:
-        """Begin without parts; `sort` is a noun for a part in messages, such as `loss term`."""
+    def __init__(self, sort: str, own: Callable[[OwnPart, str], P] | None = None) -> None:
+        """Begin without parts.
+
+        Args:
+            sort: noun for a part in messages, such as `loss term`.
+            own: function that makes a part of one that the user brought, and of its key in the run
+                file; None if users cannot bring any.
+        """
         self.sort = sort
+        self._own = own
         self._makers: dict[type[Config], Callable[[Any], P]] = {}
 
     def register(self, config_class: type[C]) -> Callable[[Callable[[C], P]], Callable[[C], P]]:
@@ -43,12 +52,18 @@ class PartRegistry(Generic[P]):
 
         return add
 
-    def build(self, config: Config) -> P:
+    def build(self, config: Config, key: str = "") -> P:
         """Build the part that the config describes.
+
+        Args:
+            key: place of the config in the run file, for messages about the user's code.
 
         Raises:
             TypeError: no part is registered for the class of the config.
         """
+        if isinstance(config, OwnPart) and self._own is not None:
+            # A copy, so that what a part keeps between steps begins anew.
+            return self._own(config.model_copy(deep=True), key or self.sort)
         if type(config) not in self._makers:
             raise TypeError(f"no {self.sort} is registered for {type(config).__name__}")
         return self._makers[type(config)](config)
@@ -73,6 +88,6 @@ class PreparedTerm(LossTerm, Protocol):
         ...
 
 
-ADVANTAGES: PartRegistry[AdvantageEstimator] = PartRegistry("advantage estimator")
-LOSSES: PartRegistry[LossTerm] = PartRegistry("loss term")
+ADVANTAGES: PartRegistry[AdvantageEstimator] = PartRegistry("advantage estimator", own_estimator)
+LOSSES: PartRegistry[LossTerm] = PartRegistry("loss term", own_term)
 KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL estimator")

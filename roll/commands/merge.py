@@ -47,7 +47,7 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
     if target.exists():
         raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
     checkpoint = _checkpoint(source)
-    config = load_config(checkpoint / "config.yaml").config
+    config = load_config(checkpoint / "config.yaml", import_code=False).config
     if config.train_model.trust_remote_code and not trust_remote_code:
         raise ConfigError(
             f"{checkpoint / 'config.yaml'} sets model.trust_remote_code, so code in the folder "

@@ -1,10 +1,9 @@
-"""Objects by name: registries for built-in objects, import paths for objects of user code."""
+"""Registries: built-in objects by name."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from roll.config.errors import ConfigError, nearest
 
@@ -47,31 +46,3 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._things
-
-
-def load_object(path: str) -> Any:
-    """Import and return the object at `path`, which has the form `package.module:name`.
-
-    Raises:
-        ConfigError: the path has another form, or the module or the name does not exist.
-    """
-    module_name, colon, name = path.partition(":")
-    if not (colon and module_name and name):
-        raise ConfigError(f"import path {path!r} must read 'package.module:name'")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        if module_name != missing and not module_name.startswith(missing + "."):
-            raise ConfigError(f"{path!r}: importing {module_name} needs {missing!r}") from error
-        raise ConfigError(
-            f"{path!r}: no module named {missing!r}; is its folder on PYTHONPATH or beside the "
-            "YAML file?"
-        ) from error
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(
-            f"{path!r}: {module_name} has no {name!r}{nearest(name, public)}"
-        ) from None

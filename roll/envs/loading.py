@@ -12,8 +12,9 @@ from typing import Any
 
 from roll.config.errors import nearest
 from roll.config.sections.environment import EnvironmentConfig
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
-from roll.core.registry import Registry, load_object
+from roll.core.registry import Registry
 from roll.envs.adapters.packages.errors import AdapterError
 from roll.envs.adapters.table import (
     ADAPTERS,

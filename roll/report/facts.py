@@ -36,7 +36,7 @@ def _of_run(run: Run, *, open_: bool) -> Markup:
     rows: list[tuple[str, str]] = [("folder", str(run.folder))]
     rows += [(f"version of {name}", str(said)) for name, said in _versions(run)]
     try:
-        config = load_config(run.folder / "config.yaml").config
+        config = load_config(run.folder / "config.yaml", import_code=False).config
     except (UserError, OSError) as error:
         rows.append(("settings", f"not understood by this version of roll: {error}"))
         rows += [(key, str(value)) for key, value in leaves(run.config)]

@@ -14,8 +14,8 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 from pydantic import TypeAdapter, ValidationError
 
 from roll.config.errors import nearest
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
-from roll.core.registry import load_object
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import CHECKS, REWARDS

@@ -18,9 +18,9 @@ from roll.config.sections.rollout import (
     FilterConfig,
     MeanRewardConfig,
 )
+from roll.config.user_code.import_path import load_object
+from roll.config.user_code.tracebacks import users_traceback
 from roll.core.errors import ConfigError, RollError
-from roll.core.registry import load_object
-from roll.rewards.execution.tracebacks import users_traceback
 from roll.rollout.types import Group, GroupFilter, ScoredSample
 
 NO_REWARD = "no sample has a reward: the rewards failed"

@@ -8,8 +8,8 @@ from typing import Any
 
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.services.judge import JudgeConfig, UrlJudgeConfig
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
-from roll.core.registry import load_object
 from roll.rewards.service.client import find_key
 from roll.workers.reward import FunctionReward, RewardWorker
 from roll.workers.services.judge import JudgeAccess, JudgeReward

@@ -19,16 +19,17 @@ from roll.algorithms.shaping.interface import (
     REWARD_SHAPINGS,
     SAMPLE_WEIGHTS,
     AdvantageShaping,
-    Rewards,
     RewardShaping,
     SampleMask,
     SampleWeight,
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
 from roll.config.algorithm.shaping import RewardShapingConfig, ShapingConfig
 from roll.config.sections.domain import DomainConfig
+from roll.config.user_code.own import part_name
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Max, Mean, Metrics
@@ -307,18 +308,28 @@ def build_shaping(
     """
     kl = config.kl_in_reward
     return Shaping(
-        reward_parts=_reward_parts(config.reward_shaping, max_new_tokens),
-        mask_parts=_build(MASKS, config.masks),
-        weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights),
-        advantage_parts=_build(ADVANTAGE_SHAPINGS, config.advantage_shaping),
+        reward_parts=_reward_parts(
+            config.reward_shaping, max_new_tokens, "algorithm.reward_shaping"
+        ),
+        mask_parts=_build(MASKS, config.masks, "algorithm.masks"),
+        weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights, "algorithm.sample_weights"),
+        advantage_parts=_build(
+            ADVANTAGE_SHAPINGS, config.advantage_shaping, "algorithm.advantage_shaping"
+        ),
         kl=None if kl is None else KlInReward(kl),
         domains={
             tag: Lesson(
                 _reward_parts(
                     config.reward_shaping if own.reward_shaping is None else own.reward_shaping,
                     own.sampling.max_new_tokens or max_new_tokens,
+                    "algorithm.reward_shaping"
+                    if own.reward_shaping is None
+                    else f"domains.{tag}.reward_shaping",
                 ),
-                ADVANTAGES.build(own.advantage or config.advantage),
+                ADVANTAGES.build(
+                    own.advantage or config.advantage,
+                    f"domains.{tag}.advantage" if own.advantage else "algorithm.advantage",
+                ),
             )
             for tag, own in (domains or {}).items()
             if own.apart
@@ -327,27 +338,30 @@ def build_shaping(
 
 
 def _reward_parts(
-    configs: Sequence[RewardShapingConfig], max_new_tokens: int
+    configs: Sequence[RewardShapingConfig], max_new_tokens: int, key: str
 ) -> dict[str, RewardShaping]:
-    """Build the parts of reward shaping; `max_new_tokens` is the default limit of a penalty."""
+    """Build the parts of reward shaping of the list with this key; `max_new_tokens` is the default
+    limit of a penalty."""
     return _build(
         REWARD_SHAPINGS,
         [
             choice.within(max_new_tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
             for choice in configs
         ],
+        key,
     )
 
 
-def _build(registry: PartRegistry[T], configs: Sequence[ShapingConfig]) -> dict[str, T]:
-    """Build the parts, by `kind`; the second part of a kind is named `<kind>_2`."""
+def _build(registry: PartRegistry[T], configs: Sequence[ShapingConfig], key: str) -> dict[str, T]:
+    """Build the parts of the list with this key, by `kind` (one's own: by class); the second part
+    of a kind is named `<kind>_2`."""
     parts: dict[str, T] = {}
     seen: Counter[str] = Counter()
-    for config in configs:
-        kind = config.kind
+    for i, config in enumerate(configs):
+        kind = part_name(config.kind)
         seen[kind] += 1
         name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
-        parts[name] = registry.build(config)
+        parts[name] = registry.build(config, f"{key}.{i}")
     return parts
 
 

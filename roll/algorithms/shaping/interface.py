@@ -8,31 +8,21 @@ may be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
+from roll.algorithms.own.shaping import (
+    OwnAdvantageShaping,
+    OwnMask,
+    OwnSampleWeight,
+    own_reward_shaping,
+)
 from roll.algorithms.registries import PartRegistry
+from roll.algorithms.shaping.rewards import Rewards
 from roll.core.metrics import Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Rewards:
-    """Total rewards of a step, which each part of reward shaping takes and returns."""
-
-    total_B: Tensor
-    """Total reward of each sample, float64."""
-    baseline_B: Tensor | None = None
-    """Rewards of greedy responses to the same prompts, float64. They are compared with the totals,
-    so every change that does not depend on the response itself applies to both."""
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Rewards:
-        """Apply `change` to the totals and, if set, to the baseline."""
-        baseline_B = None if self.baseline_B is None else change(self.baseline_B)
-        return Rewards(change(self.total_B), baseline_B)
 
 
 class RewardShaping(Protocol):
@@ -86,7 +76,9 @@ class Stateful(Protocol):
         ...
 
 
-REWARD_SHAPINGS: PartRegistry[RewardShaping] = PartRegistry("reward shaping")
-MASKS: PartRegistry[SampleMask] = PartRegistry("mask")
-SAMPLE_WEIGHTS: PartRegistry[SampleWeight] = PartRegistry("sample weight")
-ADVANTAGE_SHAPINGS: PartRegistry[AdvantageShaping] = PartRegistry("advantage shaping")
+REWARD_SHAPINGS: PartRegistry[RewardShaping] = PartRegistry("reward shaping", own_reward_shaping)
+MASKS: PartRegistry[SampleMask] = PartRegistry("mask", OwnMask)
+SAMPLE_WEIGHTS: PartRegistry[SampleWeight] = PartRegistry("sample weight", OwnSampleWeight)
+ADVANTAGE_SHAPINGS: PartRegistry[AdvantageShaping] = PartRegistry(
+    "advantage shaping", OwnAdvantageShaping
+)

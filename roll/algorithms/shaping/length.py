@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
-from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS
+from roll.algorithms.shaping.rewards import Rewards
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.shaping import LengthPenaltyConfig, LengthWeightConfig
 from roll.core.metrics import Mean, Metrics

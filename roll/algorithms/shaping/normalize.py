@@ -11,7 +11,8 @@ from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
 from roll.algorithms.moments import NO_SPREAD, Moments
-from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS
+from roll.algorithms.shaping.rewards import Rewards
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.shaping import Level, NormalizeRewardConfig
 from roll.core.metrics import Last, Metrics

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
-from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS
 from roll.algorithms.shaping.length import response_tokens
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm.shaping import OverlongMaskConfig, OverlongPenaltyConfig
 from roll.core.metrics import Mean, Metrics
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.algorithms.loss_interface import Samples
-from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm.shaping import ClipRewardConfig, ScaleRewardConfig
 from roll.core.metrics import Mean, Metrics
 

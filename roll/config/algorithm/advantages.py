@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from roll.config.algorithm.needs import Choice, Need
+from roll.config.user_code.own import OrOwn, OwnPart
 
 
 class GaeConfig(Choice):
@@ -235,6 +236,12 @@ class DistillConfig(Choice):
         return self.needs | ({Need.SIBLINGS} if self.mix else frozenset())
 
 
+class OwnAdvantageConfig(OwnPart, Choice):
+    """Base of the estimators that users bring; see `roll.algorithms.own.bases`."""
+
+    sort: ClassVar[str] = "advantage estimator"
+
+
 AdvantageConfig = Annotated[
     GaeConfig
     | GrpoConfig
@@ -249,4 +256,5 @@ AdvantageConfig = Annotated[
     | TurnGaeConfig
     | DistillConfig,
     Field(discriminator="kind"),
+    OrOwn(OwnAdvantageConfig, "roll.extend.Advantage or roll.extend.SampleAdvantage"),
 ]

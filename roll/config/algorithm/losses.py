@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig, ReverseKlConfig
 from roll.config.algorithm.needs import Choice, Need
 from roll.config.base import Config
+from roll.config.user_code.own import OrOwn, OwnPart
 
 
 class LossChoice(Choice):
@@ -312,6 +313,21 @@ class DistillTermConfig(DistillTargetConfig, LossChoice):
     """Divergence between the teacher's distribution and the policy's."""
 
 
+class OwnLossConfig(OwnPart, LossChoice):
+    """Base of the loss terms that users bring; see `roll.algorithms.own.bases`."""
+
+    sort: ClassVar[str] = "loss term"
+    coef: float = Field(default=1.0, ge=0)
+    """Factor of the term in the loss."""
+
+
+class OwnPolicyLossConfig(OwnLossConfig, PolicyChoice):
+    """Base of the terms that users bring and that estimate the policy gradient."""
+
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the term in the loss."""
+
+
 LossTermConfig = Annotated[
     PgConfig
     | PpoClipConfig
@@ -329,6 +345,7 @@ LossTermConfig = Annotated[
     | EntropyConfig
     | DistillTermConfig,
     Field(discriminator="kind"),
+    OrOwn(OwnLossConfig, "roll.extend.LossTerm or roll.extend.PolicyLoss"),
 ]
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from roll.config.algorithm.needs import Choice, Need
 from roll.config.base import Config
+from roll.config.user_code.own import OrOwn, OwnPart
 
 Level = Literal["none", "group", "batch", "running"]
 
@@ -140,6 +141,12 @@ class LengthPenaltyConfig(Choice):
     """Reward, before any shaping, from which on a sample passes."""
 
 
+class OwnRewardShapingConfig(OwnPart, Choice):
+    """Base of the shapings that users bring; see `roll.algorithms.own.shaping`."""
+
+    sort: ClassVar[str] = "reward shaping"
+
+
 RewardShapingConfig = Annotated[
     ClipRewardConfig
     | ScaleRewardConfig
@@ -147,6 +154,7 @@ RewardShapingConfig = Annotated[
     | OverlongPenaltyConfig
     | LengthPenaltyConfig,
     Field(discriminator="kind"),
+    OrOwn(OwnRewardShapingConfig, "roll.extend.RewardShaping"),
 ]
 
 
@@ -193,8 +201,16 @@ class SpreadMaskConfig(Choice):
     vary equally, the first are kept."""
 
 
+class OwnMaskConfig(OwnPart, Choice):
+    """Base of the masks that users bring; see `roll.algorithms.own.shaping`."""
+
+    sort: ClassVar[str] = "mask"
+
+
 MaskConfig = Annotated[
-    OverlongMaskConfig | DifficultyMaskConfig | SpreadMaskConfig, Field(discriminator="kind")
+    OverlongMaskConfig | DifficultyMaskConfig | SpreadMaskConfig,
+    Field(discriminator="kind"),
+    OrOwn(OwnMaskConfig, "roll.extend.SampleMask"),
 ]
 
 
@@ -228,8 +244,16 @@ class LengthWeightConfig(_WeightConfig):
     kind: Literal["length"] = "length"
 
 
+class OwnSampleWeightConfig(OwnPart, Choice):
+    """Base of the weights that users bring; see `roll.algorithms.own.shaping`."""
+
+    sort: ClassVar[str] = "sample weight"
+
+
 SampleWeightConfig = Annotated[
-    DifficultyWeightConfig | LengthWeightConfig, Field(discriminator="kind")
+    DifficultyWeightConfig | LengthWeightConfig,
+    Field(discriminator="kind"),
+    OrOwn(OwnSampleWeightConfig, "roll.extend.SampleWeight"),
 ]
 
 
@@ -255,8 +279,16 @@ class ClipAdvantageConfig(Choice):
     """Largest absolute advantage of a token."""
 
 
+class OwnAdvantageShapingConfig(OwnPart, Choice):
+    """Base of the shapings that users bring; see `roll.algorithms.own.shaping`."""
+
+    sort: ClassVar[str] = "advantage shaping"
+
+
 AdvantageShapingConfig = Annotated[
-    WhitenAdvantageConfig | ClipAdvantageConfig, Field(discriminator="kind")
+    WhitenAdvantageConfig | ClipAdvantageConfig,
+    Field(discriminator="kind"),
+    OrOwn(OwnAdvantageShapingConfig, "roll.extend.AdvantageShaping"),
 ]
 
 ShapingConfig = RewardShapingConfig | MaskConfig | SampleWeightConfig | AdvantageShapingConfig

@@ -34,6 +34,7 @@ from roll.config.loading.layers import Layer, Origins, apply_layer, give_pools_t
 from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
+from roll.config.user_code.own import importing
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
@@ -55,8 +56,16 @@ class LoadedConfig:
     overrides: tuple[str, ...]
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), *, import_code: bool = True
+) -> LoadedConfig:
     """Read, compose and validate a run file.
+
+    Parts that users bring are imported, from the folder of the file first.
+
+    Args:
+        import_code: False for a file that is only read and may be somebody else's: nothing is
+            imported, and the options of users' parts are taken as they are.
 
     Raises:
         ConfigError: something is wrong; the text names every problem with file, line, key and
@@ -71,12 +80,13 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
             f"{nearest(str(name), PIPELINES)} (known: {', '.join(PIPELINES)})"
         )
     model = PIPELINES[name]
-    try:
-        # Read through JSON: strict mode then takes strings for enums and lists for tuples, and
-        # accepts nothing else.
-        config = model.model_validate_json(json.dumps(data))
-    except ValidationError as error:
-        raise ConfigError(describe(error, model, data, origins)) from None
+    with importing(path.resolve().parent, allowed=import_code):
+        try:
+            # Read through JSON: strict mode then takes strings for enums and lists for tuples, and
+            # accepts nothing else.
+            config = model.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            raise ConfigError(describe(error, model, data, origins)) from None
     return LoadedConfig(config, path, tuple(overrides))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
 from roll.config.errors import nearest
 from roll.config.loading.layers import Origins
+from roll.config.user_code.own import BUILT_IN, OWN, OrOwn, OwnPart
 
 MANY = 8
 
@@ -57,7 +58,7 @@ def _describe_one(
         hint = nearest(keys[-1], known) or _elsewhere(keys[-1], model)
         if not hint and known:
             hint = f" (known here: {', '.join(sorted(known))})"
-        yield f"{where}: {key} = {_short(item['input'])}: unknown key{hint}"
+        yield f"{where}: {key} = {_short(item['input'])}: unknown key{_of_own(owner)}{hint}"
     elif kind == "missing":
         yield f"{where}: {key}: missing; it must be set"
     elif kind == "value_error" and not keys:
@@ -72,7 +73,8 @@ def _describe_one(
         else:
             yield (
                 f"{origins.where(key + '.kind')}: {key}.kind = {tag!r}: unknown"
-                f"{nearest(tag, choices)} (known: {', '.join(choices)})"
+                f"{nearest(tag, choices)} (known: {', '.join(choices)}"
+                f"{'; or your own, my_module:MyClass' if BUILT_IN in item['loc'] else ''})"
             )
     else:
         message = message.removeprefix("Value error, ")
@@ -82,6 +84,13 @@ def _describe_one(
             where = origins.where(f"{key}.{message.split(':', 1)[0]}")
         message = message[:1].lower() + message[1:]
         yield f"{where}: {key} = {_short(item['input'])}: {message}"
+
+
+def _of_own(owner: type[BaseModel] | None) -> str:
+    """Return ` of my_module:MyClass` for a class that the user brought; else an empty text."""
+    if owner is None or not issubclass(owner, OwnPart):
+        return ""
+    return f" of {owner.__module__}:{owner.__qualname__}"
 
 
 def _short(value: Any) -> str:
@@ -104,12 +113,19 @@ def _locate(
     annotation: Any = model
     for part in loc:
         tagged = isinstance(data, dict) and data.get("kind") == part and part not in data
-        if tagged or (isinstance(part, str) and part.endswith("Config") and part not in data):
+        if (
+            part in (BUILT_IN, OWN)
+            or tagged
+            or (isinstance(part, str) and part.endswith("Config") and part not in data)
+        ):
             continue
         owner = _class_of(annotation, data)
         keys.append(str(part))
         if owner and part in owner.model_fields:
-            annotation = owner.model_fields[str(part)].annotation
+            field = owner.model_fields[str(part)]
+            annotation = field.annotation
+            for own in (each for each in field.metadata if isinstance(each, OrOwn)):
+                annotation = Annotated[annotation, own]
         elif owner is None:
             arguments = [a for a in get_args(_strip_none(annotation)) if a is not Ellipsis]
             annotation = arguments[-1] if arguments else None
@@ -139,6 +155,8 @@ def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
         return annotation
     if hasattr(annotation, "__metadata__"):
         for choice in annotation.__metadata__:
+            if isinstance(choice, OrOwn) and (own := choice.named_by(data)) is not None:
+                return own
             if isinstance(choice, Discriminator) and callable(choice.discriminator):
                 return _tagged(annotation.__origin__, choice.discriminator(data))
         return _class_of(annotation.__origin__, data)

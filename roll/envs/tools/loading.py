@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from roll.config.errors import nearest
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
-from roll.core.registry import load_object
 from roll.envs.tools.api import Stateless, Tool, Toolkit
 from roll.envs.tools.built_in.calculator import calculator
 from roll.envs.tools.built_in.finish import finish

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from roll.config.sections.lifecycle import SERVICES, TrackConfig, TrackerConfig
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError, EngineMissingError
-from roll.core.registry import load_object
 from roll.output_dir.trackers.behind import Behind
 from roll.output_dir.trackers.console import ConsoleTracker
 from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from roll.core.registry import load_object
+from roll.config.user_code.import_path import load_object
+from roll.config.user_code.tracebacks import users_traceback
 from roll.rewards.execution.child import ChildSpec
-from roll.rewards.execution.tracebacks import users_traceback
 
 GRACE_S = 1.0
 """Time beyond the wall-clock limit of a call until the alarm of a child without fork rings, in

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from roll.config.sections.reward import RewardConfig
+from roll.config.user_code.tracebacks import users_traceback
 from roll.core.errors import ConfigError, RewardError
 from roll.core.metrics import Metrics
 from roll.core.types import Sample
@@ -29,7 +30,6 @@ from roll.rewards.execution.counters import (
     counters_of,
 )
 from roll.rewards.execution.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
-from roll.rewards.execution.tracebacks import users_traceback
 from roll.rewards.loading import BoundReward, Work, load_reward
 from roll.rewards.steps import Decode, placed
 

@@ -10,8 +10,8 @@ import pytest
 from roll.commands.trials.result import Trial
 from roll.commands.trials.rewards import try_rewards
 from roll.config.sections.reward import RewardConfig
+from roll.config.user_code.tracebacks import users_traceback
 from roll.core.types import Prompt
-from roll.rewards.execution.tracebacks import users_traceback
 
 MODULE = """
 from roll.rewards.api import Reward

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from roll.algorithms import build_shaping
-from roll.algorithms.shaping.interface import Rewards
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config import load_config
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm.losses import GspoConfig

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll.config.errors import ConfigError
+from roll.config.user_code.import_path import load_object
 from roll.core.batch import Batch, tensor
 from roll.core.batches import TokenBatch, TokenColumn
 from roll.core.metrics import Last, Max, Mean, Metrics, Sum
-from roll.core.registry import Registry, load_object
+from roll.core.registry import Registry
 from roll.core.timing import Timers
 from tests.tiny import rollout_batch
 

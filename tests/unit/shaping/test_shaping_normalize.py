@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from roll.algorithms import NormalizeReward, build_shaping
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.moments import PART, Moments, standardized
-from roll.algorithms.shaping.interface import Rewards
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, NormalizeRewardConfig
 from roll.config.algorithm.shaping import Level
 from roll.core.batches import RolloutBatch

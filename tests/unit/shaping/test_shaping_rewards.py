@@ -18,7 +18,8 @@ from roll.algorithms import (
     ScaleReward,
     build_shaping,
 )
-from roll.algorithms.shaping.interface import Rewards, RewardShaping
+from roll.algorithms.shaping.interface import RewardShaping
+from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import (
     AlgorithmConfig,
     ClipRewardConfig,

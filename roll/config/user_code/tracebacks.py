@@ -1,4 +1,4 @@
-"""Readable tracebacks of rewards, which begin with the user's own code."""
+"""Readable tracebacks of users' code, which begin with the user's own code."""
 
 from __future__ import annotations
 
