@@ -36,27 +36,21 @@ REWARDS: dict[str, Any] = {"digits": {"fn": "test_run_rewards:watched"}}
 CALM = {"heartbeat_s": 0.5, "timeout_s": 10, "restart_timeout_s": 120, "max_restarts": 100}
 
 
-def roles(folder: Path, kind: Kind) -> dict[str, Any]:
-    """What a run has so that there is somebody of this kind."""
-    if kind is Kind.CRITIC:
-        loss = [{"kind": "ppo_clip"}]
-        algorithm = {"advantage": {"kind": "gae"}, "loss": loss}
-        return {"critic": {"pool": "one"}, "reference": None, "algorithm": algorithm}
-    if kind is Kind.TEACHER:
-        save_tiny_model(folder / "teacher", seed=7)
-        return {
-            "teachers": {"t": {"pool": "one", "model": {"path": str(folder / "teacher")}}},
-            "reference": None,
-            "algorithm": {"loss": [{"kind": "ppo_clip"}, {"kind": "distill", "coef": 0.5}]},
-        }
-    if kind is Kind.JUDGE:
-        save_tiny_model(folder / "model")
-        judge = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
-        judge.save_pretrained(folder / "judge")
-        char_tokenizer().save_pretrained(folder / "judge")
-        own = {"judge": {"model": {"path": str(folder / "judge")}}}
-        return {"reference": None, "algorithm": {}, "rewards": REWARDS | own}
-    return {"reference": {"pool": "one"}}
+def roles(folder: Path) -> dict[str, Any]:
+    """Somebody of each kind but for the engine's own processes."""
+    save_tiny_model(folder / "teacher", seed=7)
+    save_tiny_model(folder / "model")
+    judge = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
+    judge.save_pretrained(folder / "judge")
+    char_tokenizer().save_pretrained(folder / "judge")
+    loss = [{"kind": "ppo_clip"}, {"kind": "kl", "coef": 0.001}, {"kind": "distill", "coef": 0.5}]
+    return {
+        "reference": {"pool": "one"},
+        "critic": {"pool": "one"},
+        "teachers": {"t": {"pool": "one", "model": {"path": str(folder / "teacher")}}},
+        "rewards": REWARDS | {"judge": {"model": {"path": str(folder / "judge")}}},
+        "algorithm": {"advantage": {"kind": "gae"}, "loss": loss},
+    }
 
 
 def task(folder: Path, kind: Kind) -> Path:
@@ -76,10 +70,11 @@ def task(folder: Path, kind: Kind) -> Path:
         "checkpoint": {"every": 1, "export_hf": False},
         "track": {"tensorboard": False, "rollouts_every": 1, "rollouts_samples": 2 * SAMPLES},
     }
-    if kind in (Kind.CORE, Kind.FORKER):
-        changes["actor_infer"] = {"pool": "one", "strategy": {"kind": "vllm"}}
     folder.mkdir(parents=True)
-    return write_task(folder, **(changes | roles(folder, kind)))
+    if kind in (Kind.CORE, Kind.FORKER):
+        vllm = {"pool": "one", "strategy": {"kind": "vllm"}}
+        return write_task(folder, **(changes | {"actor_infer": vllm, "reference": {"pool": "one"}}))
+    return write_task(folder, **(changes | roles(folder)))
 
 
 def lines_of(folder: Path, kind: Kind, struck: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -100,12 +95,9 @@ def lines_of(folder: Path, kind: Kind, struck: Sequence[Cell]) -> list[dict[str,
 
 def together(cell: Cell) -> str:
     """Which cells share a process."""
-    base = {Kind.TRAINER, Kind.REWARD, Kind.REFERENCE, Kind.REPLICA}
     if cell.kind is Kind.RAYLET:
         return str(cell)
-    if cell.kind is Kind.FORKER:
-        return str(Kind.CORE)
-    return "trainer, replica, reward, reference" if cell.kind in base else str(cell.kind)
+    return "vllm" if cell.kind in (Kind.CORE, Kind.FORKER) else "hf"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
