@@ -1,18 +1,23 @@
-"""Every socket on which a run takes connections is on the loopback interface."""
+"""Runs whose engine or trainer is split over processes, started as a user starts them: every socket
+on which one takes connections is on the loopback interface, and the engine agrees with the trainer.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from roll.output_dir.trackers import read_records
+from roll.strategy.available import status
 from tests.runs import Command, write_task
 
-POLL_S = 0.1
+POLL_S = 0.5
 
 
 def listening(pids: set[int]) -> set[tuple[str, str]]:
@@ -49,36 +54,61 @@ def is_loopback(address: str) -> bool:
     return (mapped or ip).is_loopback
 
 
-TWO_RANKS: dict[str, Any] = {
-    "pools": {"all": "0", "train": "0-1"},
-    "cluster": {"devices_per_node": 2},
-    "max_steps": 2,
-    "checkpoint": {"every": None},
-    "validation": {"sets": {}},
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fsdp2-vllm": ({"kind": "fsdp2"}, {"kind": "vllm", "tp": 2, "endpoint": {"port": 18761}}),
+    "megatron-vllm": ({"kind": "megatron", "tp": 2}, {"kind": "vllm"}),
+    "deepspeed-sglang": ({"kind": "deepspeed"}, {"kind": "sglang", "tp": 2}),
 }
+"""Strategies of trainer and engine. The trainer has two ranks; the engine has a device, or two."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "engine"),
-    [
-        ({"kind": "fsdp2"}, {"kind": "vllm", "endpoint": {"port": 18761}}),
-        ({"kind": "megatron", "tp": 2}, {"kind": "vllm"}),
-        ({"kind": "deepspeed"}, {"kind": "sglang"}),
-    ],
-    ids=lambda part: part["kind"],
-)
-def test_a_run_on_one_machine_listens_on_its_loopback_interface_alone(
-    tmp_path: Path, strategy: dict[str, Any], engine: dict[str, Any]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What was seen of a run of two steps, which ended well."""
+
+    listening: set[tuple[str, str]]
+    """(process, address) of every TCP socket that took connections at any time."""
+    records: list[dict[str, Any]]
+
+
+def _parameter(name: str) -> Any:
+    engine = status(RUNS[name][1]["kind"])
+    missing = pytest.mark.skipif(not engine.ok, reason=engine.advice)
+    return pytest.param(name, marks=[pytest.mark.xdist_group(name), pytest.mark.slow, missing])
+
+
+@pytest.fixture(scope="module", params=[_parameter(name) for name in RUNS])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    strategy, engine = RUNS[request.param]
     optimizer = {"lr": 1e-3, "warmup_steps": 2}
-    train = {"pool": "train", "optimizer": optimizer, "strategy": strategy}
-    infer = {"pool": "all", "strategy": engine}
-    path = write_task(tmp_path / "task", **TWO_RANKS, actor_train=train, actor_infer=infer)
+    folder = tmp_path_factory.mktemp("task")
+    path = write_task(
+        folder,
+        pools={"one": "0", "two": "0-1"},
+        cluster={"devices_per_node": 2},
+        actor_train={"pool": "two", "optimizer": optimizer, "strategy": strategy},
+        actor_infer={"pool": "two" if engine.get("tp") else "one", "strategy": engine},
+        reference=None,
+        algorithm={},
+        validation={},
+        checkpoint={"every": None},
+        max_steps=2,
+        track={"tensorboard": False, "verify_weights": "always"},
+    )
     seen = listeners_of_a_run(path)
-    kinds = {name for name, _ in seen}
+    return Ran(seen, read_records(folder / "out" / "metrics.jsonl"))
+
+
+def test_a_run_on_one_machine_listens_on_its_loopback_interface_alone(ran: Ran) -> None:
+    kinds = {name for name, _ in ran.listening}
     # The look was a real one: Ray's server, its agents, the trainer's and the engine's processes.
     assert any("gcs_server" in name for name in kinds), kinds
     assert any("actor_train" in name for name in kinds), kinds
     assert any("actor_infer" in name for name in kinds), kinds
-    assert not [each for each in sorted(seen) if not is_loopback(each[1])]
+    assert not [each for each in sorted(ran.listening) if not is_loopback(each[1])]
+
+
+def test_an_engine_agrees_with_the_trainer_whose_weights_it_got(ran: Ran) -> None:
+    steps = [record for record in ran.records if "mismatch/logprob_abs_max" in record]
+    assert len(steps) == 2
+    assert all(record["mismatch/logprob_abs_max"] < 1e-4 for record in steps)
