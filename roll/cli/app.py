@@ -46,6 +46,7 @@ for name, command in (
     ("show", run_files.show),
     ("watch", results.watch),
     ("report", results.report),
+    ("compare", results.compare),
     ("samples", results.samples),
     ("eval", results.evaluate),
     ("merge", results.merge),

@@ -1,4 +1,5 @@
-"""Commands on models and on the output_dir of runs: merge, report, watch, samples, eval."""
+"""Commands on models and on the output_dir of runs: merge, report, compare, watch, samples,
+eval."""
 
 from __future__ import annotations
 
@@ -38,6 +39,24 @@ def report(
         from roll.commands.report import write_report
 
         OUT.print(str(write_report(folders, out)), markup=False)
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="The output_dir of each run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show runs side by side: settings that differ, curves, first, best and last values. Runs that
+    differ in their seed only are one."""
+    with reported(debug):
+        from roll.commands.compare import as_json as json_of
+        from roll.commands.compare import compared, comparison
+
+        groups = compared(folders)
+        if as_json:
+            OUT.out(json_of(groups), highlight=False)
+        else:
+            OUT.print(comparison(groups))
 
 
 def watch(
