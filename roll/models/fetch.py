@@ -14,7 +14,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 
 LOGGER = logging.getLogger(__name__)
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
+FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 """Patterns of the files to download: safetensors weights, configs, tokenizers and model code."""
 
 
@@ -23,7 +23,7 @@ def fetch(
 ) -> None:
     """Download hub models and tokenizers into this machine's cache; skip existing paths.
 
-    Only the files of `_FILES` come: no pytorch_model.bin. After an error, a retry goes on.
+    Only the files of `FILES` come: no pytorch_model.bin. After an error, a retry goes on.
 
     The whole download has no time limit. The hub's client limits each read that receives no data
     (`HF_HUB_DOWNLOAD_TIMEOUT`). Nodes that do not share this machine's cache download the files
@@ -43,7 +43,7 @@ def fetch(
             continue
         LOGGER.info("%s: making sure that its files are on this machine", path)
         try:
-            download(path, allow_patterns=_FILES)
+            download(path, allow_patterns=FILES)
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -19,6 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,6 +30,8 @@ from transformers import (
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
+from roll.models.deferred.checkpoint import deferred_tensors
+from roll.models.deferred.tensor import realize_buffers
 from roll.models.vision.parts import language_model, sees
 
 _LOADING = threading.Lock()
@@ -100,7 +105,9 @@ def _without_dropout(config: PreTrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load_causal_lm(
+    model: ModelConfig, *, dtype: torch.dtype | None = None, deferred: bool = False
+) -> PreTrainedModel:
     """Load a causal language model on the CPU, in evaluation mode and without dropout.
 
     A model that reads pictures (`vision.parts.FAMILIES`) is loaded with its vision part, also for
@@ -108,6 +115,8 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
 
     Args:
         dtype: dtype of the parameters; default: `model.dtype`. Training loads float32 parameters.
+        deferred: leave the parameters in the files, where that is possible, so that each rank reads
+            its part (`deferred/tensor.py`).
 
     Raises:
         ConfigError: the folder does not exist, is no checkpoint or lacks tensors, or the hub
@@ -115,36 +124,48 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
     """
     config = load_config(model)
     factory = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
-    loaded, missing = _load(factory, model, config, dtype)
+    loaded, missing = _load(factory, model, config, dtype, deferred=deferred)
     if missing:
         raise ConfigError(_incomplete(model, missing))
     return loaded
 
 
-def load_value_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load_value_model(
+    model: ModelConfig, *, dtype: torch.dtype | None = None, deferred: bool = False
+) -> PreTrainedModel:
     """Load a critic: a token classifier with one label, on the CPU.
 
     If the checkpoint is a token classifier, its head is used. For any other checkpoint of a
     language model the head is new and set to zero, so that the first values are 0 instead of noise.
+    The arguments are those of `load_causal_lm`.
 
     Raises:
         ConfigError: see `load_causal_lm`; or the architecture has no token classifier, or the
             checkpoint's classifier has several labels.
     """
-    return _load_classifier(model, dtype, AutoModelForTokenClassification, "Token", "a critic")
+    factory = AutoModelForTokenClassification
+    return _load_classifier(model, dtype, factory, "Token", "a critic", deferred=deferred)
 
 
-def load_score_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load_score_model(
+    model: ModelConfig, *, dtype: torch.dtype | None = None, deferred: bool = False
+) -> PreTrainedModel:
     """Load a reward model: a sequence classifier with one label, on the CPU.
 
-    The head and the errors are as in `load_value_model`.
+    Arguments, head and errors are as in `load_value_model`.
     """
     factory = AutoModelForSequenceClassification
-    return _load_classifier(model, dtype, factory, "Sequence", "a reward model")
+    return _load_classifier(model, dtype, factory, "Sequence", "a reward model", deferred=deferred)
 
 
 def _load_classifier(
-    model: ModelConfig, dtype: torch.dtype | None, factory: Any, of: str, what: str
+    model: ModelConfig,
+    dtype: torch.dtype | None,
+    factory: Any,
+    of: str,
+    what: str,
+    *,
+    deferred: bool,
 ) -> PreTrainedModel:
     """Load a classifier with one label on the CPU; a head that the checkpoint lacks is set to zero.
 
@@ -172,7 +193,7 @@ def _load_classifier(
             f"{what} needs 1"
         )
     config.num_labels = 1
-    loaded, missing = _load(factory, model, config, dtype)
+    loaded, missing = _load(factory, model, config, dtype, deferred=deferred)
     _, head = split_value_head(loaded)
     head_keys = {name for name, p in loaded.named_parameters() if p in set(head.parameters())}
     if set(missing) - head_keys or (classifies and missing):
@@ -211,18 +232,29 @@ def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
 
 
 def _load(
-    factory: Any, model: ModelConfig, config: PreTrainedConfig, dtype: torch.dtype | None
+    factory: Any,
+    model: ModelConfig,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | None,
+    *,
+    deferred: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load a model in evaluation mode; return it with the names of tensors that its checkpoint
     lacks, which have initial values. `dtype` None is `model.dtype`.
+
+    With `deferred` all other parameters stay in the files, if `deferred_tensors` finds them.
 
     Raises:
         ConfigError: the model cannot be loaded.
     """
     try:
+        tensors = deferred_tensors(model, config) if deferred else None
         with _LOADING:
+            if tensors is not None:
+                factory = _class_of(factory, config)
             loaded, info = factory.from_pretrained(
-                model.path,
+                model.path if tensors is None else None,
+                state_dict=tensors,
                 config=config,
                 dtype=dtype or getattr(torch, model.dtype),
                 attn_implementation=model.attention,
@@ -235,11 +267,34 @@ def _load(
             "damaged; pickles can run code, so nothing else is loaded from them. Save the "
             "checkpoint as safetensors"
         ) from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
     assert isinstance(loaded, PreTrainedModel)
+    if tensors is not None:
+        _name(loaded, model.path)
+        realize_buffers(loaded)
     loaded.eval()
     return loaded, sorted(info["missing_keys"])
+
+
+def _class_of(factory: Any, config: PreTrainedConfig) -> Any:
+    """Return the class that an auto class chooses; the auto class itself wants a path of files."""
+    with torch.device("meta"):
+        return type(factory.from_config(copy.deepcopy(config)))
+
+
+def _name(loaded: PreTrainedModel, path: str) -> None:
+    """Give a model that was made of tensors what it would have from its folder: the path, and
+    settings of `generate`, which are saved with it."""
+    loaded.config.name_or_path = path
+    if loaded.can_generate():
+        try:
+            found = GenerationConfig.from_pretrained(path)
+        except OSError:  # as transformers does
+            found = GenerationConfig.from_pretrained(
+                path, config_file_name="config.json", _from_model_config=True
+            )
+        loaded.generation_config = found
 
 
 def _incomplete(model: ModelConfig, missing: list[str]) -> str:

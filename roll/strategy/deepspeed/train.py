@@ -22,6 +22,8 @@ from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
+from roll.models.deferred.recipes import read_run
+from roll.models.deferred.tensor import Deferred, fill
 from roll.models.trained import select_trained
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
@@ -60,10 +62,10 @@ class DeepspeedStrategy(Generic[T]):
         self._parking = Parking()
         self._engine: Any = None
         self._update: Update | None = None
-        whole = setup.head.load(
-            setup.model, torch.float32 if setup.optimizer is not None else self._dtype
-        )
         trains = setup.optimizer is not None
+        whole = setup.head.load(
+            setup.model, torch.float32 if trains else self._dtype, deferred=True
+        )
         select_trained(whole.model, setup.model, trainable=trains, new_head=whole.new_head)
         if trains and setup.model.lora is not None:
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
@@ -77,6 +79,7 @@ class DeepspeedStrategy(Generic[T]):
                 config, self._model, None, compute=self._dtype, device=self._device
             )
         else:
+            self._fill()
             self._model.to(self._device)
         self._scored = as_token_model(self._model, self._model)
         self._trained = as_token_model(self._engine, self._model)
@@ -191,9 +194,14 @@ class DeepspeedStrategy(Generic[T]):
         """Start DeepSpeed with AdamW; give its master weights their unrounded values."""
         if config.activation_checkpointing:
             self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
-        # Keep the unrounded values: DeepSpeed makes its master weights from parameters that are
-        # already rounded to the compute dtype.
-        masters = {name: p.data for name, p in names.trained(self._model.model)}
+        # Keep the unrounded values, or where they are: DeepSpeed makes its master weights from
+        # parameters that are already rounded to the compute dtype.
+        masters = {
+            name: p.recipe if isinstance(p, Deferred) else p.data
+            for name, p in names.trained(self._model.model)
+        }
+        if not self._cut:
+            self._fill()
         adam = guarded_adamw(self._model, optimizer)
         self._engine = start(
             config,
@@ -213,8 +221,17 @@ class DeepspeedStrategy(Generic[T]):
         self._update.start_moments(flats(self._engine, adam))
         if self._dtype != torch.float32:
             for piece in pieces(self._engine, adam, self._model.model):
-                whole = masters[piece.name].view(-1)
-                piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
+                master, own = masters[piece.name], piece.tensors[MASTER]
+                if isinstance(master, Tensor):
+                    own.copy_(master.view(-1)[piece.first :][: piece.num_elements])
+                else:
+                    read_run(master, piece.first, own)
+
+    def _fill(self) -> None:
+        """Read all parameters that are still in files; every rank has the whole model."""
+        for parameter in self._model.parameters():
+            if isinstance(parameter, Deferred):
+                fill(parameter, self._dtype, self._device)
 
     @cached_property
     def _saved(self) -> CheckpointLayout:

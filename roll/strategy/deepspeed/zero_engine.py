@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 from roll.config.sections.strategy import DeepspeedConfig
+from roll.models.deferred.tensor import Deferred, fill
 from roll.strategy.deepspeed import compat
 from roll.strategy.deepspeed.engine_module import Root
 
@@ -34,8 +37,8 @@ def start(
     Sets DeepSpeed's accelerator and the environment variable LOCAL_RANK of this process.
 
     Args:
-        model: model with parameters on the CPU. The engine moves the parameters to the device; in
-            stage 3 it partitions them over the ranks.
+        model: model with parameters on the CPU or on the device, to which the engine moves them. In
+            stage 3 they may be deferred; the engine partitions them over the ranks.
         optimizer: optimizer of the model's parameters; None for a frozen model. With ZeRO its
             parameters are replaced by this rank's part of the float32 master weights.
         compute: dtype of the forward and backward passes.
@@ -101,6 +104,8 @@ def _cut(
 ) -> None:
     """Round each parameter to `compute` and partition it; the engine would move all to `device`.
 
+    At most one parameter is whole at any time (`_Arriving`).
+
     Args:
         told: DeepSpeed's config dict, from `settings`.
         compute: dtype of the forward and backward passes.
@@ -110,11 +115,31 @@ def _cut(
     head = model.model.get_output_embeddings()
     for parameter in [] if head is None else list(head.parameters()):
         deepspeed.zero.register_external_parameter(model, parameter)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(compute)
     deepspeed.zero.Init(
-        module=model,
+        module=_Arriving(model, compute, device),
         config_dict_or_path=told,
         remote_device="cpu" if config.offload_parameters else None,
         pin_memory=device.type != "cpu",
     )
+
+
+class _Arriving(nn.Module):
+    """Stands for a model with parameters that are still in the files of its checkpoint.
+
+    ZeRO-3 asks for the parameters one after the other. It partitions each, and so frees it, before
+    it asks for the next. It broadcasts the values of rank 0, so no other rank has to read them.
+    """
+
+    def __init__(self, model: nn.Module, compute: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self._compute, self._device = compute, device
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield the parameters, each with its values in the compute dtype."""
+        for parameter in self.model.parameters(recurse):
+            if isinstance(parameter, Deferred):
+                fill(parameter, self._compute, self._device, read=dist.get_rank() == 0)
+            else:
+                parameter.data = parameter.data.to(self._compute)
+            yield parameter

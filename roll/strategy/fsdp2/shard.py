@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
+from roll.models.deferred.tensor import move
 from roll.models.trained import select_trained
 from roll.strategy.fsdp2 import tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
@@ -37,13 +38,17 @@ def load_sharded(
     meshes: Meshes,
     trainable: bool,
 ) -> TokenModel[T]:
-    """Load the model on every rank and keep only this rank's shard.
+    """Load this rank's shard of the model.
+
+    The parameters stay in the files of the checkpoint until FSDP copies this rank's part of each,
+    so no rank ever holds more. Only checkpoints of `deferred_tensors` that are None are loaded as
+    a whole first.
 
     A trainable model holds float32 master weights and computes in `model.dtype`. Its gradients are
     summed over ranks, not averaged.
     """
     compute = getattr(torch, model.dtype)
-    whole = head.load(model, torch.float32 if trainable else compute)
+    whole = head.load(model, torch.float32 if trainable else compute, deferred=True)
     if config.activation_checkpointing and trainable:
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
     select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head)
@@ -51,6 +56,7 @@ def load_sharded(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),
     )
+    move(whole, device)
     _shard(whole, config, mixed, device, meshes)
     if meshes.shard.size() > 1:  # one rank has no reduction
         _sum_gradients(whole)

@@ -151,8 +151,10 @@ class PolicyHead:
     compared: Comparison | None = None
     """Settings of the divergence from teachers; None if the policy has no teacher."""
 
-    def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
-        loaded = load_causal_lm(model, dtype=dtype)
+    def load(
+        self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False
+    ) -> PolicyModel:
+        loaded = load_causal_lm(model, dtype=dtype, deferred=deferred)
         return PolicyModel(
             loaded,
             temperature=self.temperature,
@@ -166,21 +168,27 @@ class PolicyHead:
 class ValueHead:
     """Loader of critics."""
 
-    def load(self, model: ModelConfig, dtype: torch.dtype) -> ValueModel:
-        return ValueModel(load_value_model(model, dtype=dtype))
+    def load(self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False) -> ValueModel:
+        return ValueModel(load_value_model(model, dtype=dtype, deferred=deferred))
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
     """Loader of reward models."""
 
-    def load(self, model: ModelConfig, dtype: torch.dtype) -> ScoreModel:
-        return ScoreModel(load_score_model(model, dtype=dtype))
+    def load(self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False) -> ScoreModel:
+        return ScoreModel(load_score_model(model, dtype=dtype, deferred=deferred))
 
 
 class Head(Protocol[T]):
     """Loader of a model with a given kind of head. `T` is the type of the model's results."""
 
-    def load(self, model: ModelConfig, dtype: torch.dtype) -> TokenModel[T]:
-        """Load the model on the CPU, with parameters of `dtype`."""
+    def load(
+        self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False
+    ) -> TokenModel[T]:
+        """Load the model on the CPU, with parameters of `dtype`.
+
+        Args:
+            deferred: leave parameters in the files, where that is possible: they are `Deferred`.
+        """
         ...

@@ -123,8 +123,10 @@ class TeacherHead:
     num_tokens: int
     chunk_tokens: int
 
-    def load(self, model: ModelConfig, dtype: torch.dtype) -> TeacherModel:
-        loaded = load_causal_lm(model, dtype=dtype)
+    def load(
+        self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False
+    ) -> TeacherModel:
+        loaded = load_causal_lm(model, dtype=dtype, deferred=deferred)
         return TeacherModel(
             loaded, self.target, self.num_tokens, self.chunk_tokens, find_tower(loaded, model)
         )
