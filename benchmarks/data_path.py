@@ -10,13 +10,13 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
   the first (if there are several), as all numbers but peaks.
 * `driver CPU`: CPU time of the driver's process in the step, all threads, with Ray's; in
   nanoseconds per token. `waiting`: what it would have used in the same seconds with nothing to do,
-  for heartbeats and in Ray's threads, as measured before the first step: that depends on the time
-  that the workers take, not on the tokens. The second table divides the CPU time: `receive` is
-  generation and rewards; `assemble` the metrics, the table of samples and their advantages; `score`
-  reference and old log-probs; `advantages` what comes after it, if the driver has all tokens;
-  `train` the update; `rest` everything else, such as the push of weights. The columns after `rest`
-  are shares of all that: `pickle` and `unpickle` turn arguments into bytes and bytes into results
-  (not the copies from and to the store).
+  for heartbeats and in Ray's threads, as measured before the first step while all cores compute:
+  that depends on the time that the workers take, not on the tokens. The second table divides the
+  CPU time: `receive` is generation and rewards; `assemble` the metrics, the table of samples and
+  their advantages; `score` reference and old log-probs; `advantages` what comes after it, if the
+  driver has all tokens; `train` the update; `rest` everything else, such as the push of weights.
+  The columns after `rest` are shares of all that: `pickle` and `unpickle` turn arguments into bytes
+  and bytes into results (not the copies from and to the store).
 * `out`, `in`: bytes that the driver serializes for workers and reads from them, per sample, counted
   in Ray's serialization (`driver_meter.Border`). A value that stays in the object store counts as
   its reference. The third table divides them by part.

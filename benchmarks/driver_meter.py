@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -27,20 +30,37 @@ BEFORE = {"logprob": "assemble", "train": "advantages"}
 POLL_S = 0.02
 RELEASE_LOOKS = 100
 """Number of readings, `POLL_S` apart, after which what is in the store counts as left there."""
+BUSY_AFTER_S = 2.0
+"""Time in which the processes that keep the cores busy start, in seconds."""
 STORE_EVERY = 5
 """Number of readings of the driver's memory per reading of the store, which takes a call."""
+
+
+BUSY = "import numpy\na = numpy.zeros(1 << 23)\nwhile True: a += 1.0"
+"""Program that computes for ever, on more memory than a cache holds."""
 
 
 def waiting_rate(seconds: float) -> float:
     """Return the CPU time of this process in each second in which nothing happens: heartbeats of
     the workers, and Ray's own threads.
 
+    All cores compute meanwhile, as they do in a step in which the driver waits: a process that
+    seldom runs then finds nothing of its own in the caches.
+
     Args:
         seconds: time for which to measure.
     """
-    begun_s = time.process_time()
-    time.sleep(seconds)
-    return (time.process_time() - begun_s) / seconds
+    command = [sys.executable, "-c", BUSY]
+    busy = [subprocess.Popen(command) for _ in range(len(os.sched_getaffinity(0)))]
+    try:
+        time.sleep(BUSY_AFTER_S)
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - begun_cpu_s) / (time.perf_counter() - begun_s)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 class PartTimers(Timers):
