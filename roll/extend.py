@@ -27,14 +27,46 @@ if TYPE_CHECKING:
     )
     from roll.algorithms.shaping.rewards import Rewards
     from roll.algorithms.siblings import Siblings
+    from roll.config.agentic import AgenticConfig
     from roll.config.algorithm.needs import Need
+    from roll.config.offline import DistillationConfig, DpoConfig, RewardModelConfig, SftConfig
+    from roll.config.rlvr import RlvrConfig
     from roll.core.batches import RolloutBatch
+    from roll.core.completion import Completion
     from roll.core.metrics import Last, Max, Mean, Metrics, Sum
+    from roll.core.sample_table import SampleTable
+    from roll.core.types import Prompt, Sample
+    from roll.data.own.curriculum import Curriculum, Seen
+    from roll.data.own.template import ChatTemplate
+    from roll.envs.api import Env
+    from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker
+    from roll.pipeline.agentic import AgenticPipeline
+    from roll.pipeline.distill import DistillPipeline
+    from roll.pipeline.dpo import DpoPipeline
+    from roll.pipeline.reward_model import RewardModelPipeline
+    from roll.pipeline.rlvr import RlvrPipeline
+    from roll.pipeline.sft import SftPipeline
+    from roll.rewards.api import Reward
+    from roll.rollout.own.bases import Filter, RolloutLoop
+    from roll.rollout.own.writing import Writing
+    from roll.rollout.types import Group
 
 __all__ = [
     "Advantage",
     "AdvantageShaping",
+    "AgenticConfig",
+    "AgenticPipeline",
+    "ChatTemplate",
+    "Completion",
+    "Curriculum",
+    "DistillPipeline",
+    "DistillationConfig",
+    "DpoConfig",
+    "DpoPipeline",
+    "Env",
     "Estimate",
+    "Filter",
+    "Group",
     "Last",
     "LossTerm",
     "Max",
@@ -43,26 +75,52 @@ __all__ = [
     "Need",
     "PolicyLoss",
     "PolicyTerms",
+    "Prompt",
+    "Record",
+    "Reward",
+    "RewardModelConfig",
+    "RewardModelPipeline",
     "RewardShaping",
     "Rewards",
+    "RlvrConfig",
+    "RlvrPipeline",
     "RolloutBatch",
+    "RolloutLoop",
+    "Sample",
     "SampleAdvantage",
     "SampleMask",
+    "SampleTable",
     "SampleWeight",
     "Samples",
+    "Seen",
+    "SftConfig",
+    "SftPipeline",
     "Siblings",
     "Sum",
     "Tensor",
     "TokenLoss",
+    "TrackedRun",
+    "Tracker",
+    "Writing",
     "log_ratio",
     "total_rewards",
 ]
 
 _MODULES = {
     "roll.algorithms.advantages.rewards": ("total_rewards",),
-    "roll.algorithms.loss_interface": ("Estimate", "PolicyTerms", "Samples", "TokenLoss"),
+    "roll.algorithms.loss_interface": (
+        "Estimate",
+        "PolicyTerms",
+        "Samples",
+        "TokenLoss",
+    ),
     "roll.algorithms.losses.policy.ratio": ("log_ratio",),
-    "roll.algorithms.own.bases": ("Advantage", "LossTerm", "PolicyLoss", "SampleAdvantage"),
+    "roll.algorithms.own.bases": (
+        "Advantage",
+        "LossTerm",
+        "PolicyLoss",
+        "SampleAdvantage",
+    ),
     "roll.algorithms.own.shaping": (
         "AdvantageShaping",
         "RewardShaping",
@@ -71,9 +129,53 @@ _MODULES = {
     ),
     "roll.algorithms.shaping.rewards": ("Rewards",),
     "roll.algorithms.siblings": ("Siblings",),
+    "roll.config.agentic": ("AgenticConfig",),
     "roll.config.algorithm.needs": ("Need",),
+    "roll.config.offline": (
+        "DistillationConfig",
+        "DpoConfig",
+        "RewardModelConfig",
+        "SftConfig",
+    ),
+    "roll.config.rlvr": ("RlvrConfig",),
     "roll.core.batches": ("RolloutBatch",),
-    "roll.core.metrics": ("Last", "Max", "Mean", "Metrics", "Sum"),
+    "roll.core.completion": ("Completion",),
+    "roll.core.metrics": (
+        "Last",
+        "Max",
+        "Mean",
+        "Metrics",
+        "Sum",
+    ),
+    "roll.core.sample_table": ("SampleTable",),
+    "roll.core.types": (
+        "Prompt",
+        "Sample",
+    ),
+    "roll.data.own.curriculum": (
+        "Curriculum",
+        "Seen",
+    ),
+    "roll.data.own.template": ("ChatTemplate",),
+    "roll.envs.api": ("Env",),
+    "roll.output_dir.trackers.interface": (
+        "Record",
+        "TrackedRun",
+        "Tracker",
+    ),
+    "roll.pipeline.agentic": ("AgenticPipeline",),
+    "roll.pipeline.distill": ("DistillPipeline",),
+    "roll.pipeline.dpo": ("DpoPipeline",),
+    "roll.pipeline.reward_model": ("RewardModelPipeline",),
+    "roll.pipeline.rlvr": ("RlvrPipeline",),
+    "roll.pipeline.sft": ("SftPipeline",),
+    "roll.rewards.api": ("Reward",),
+    "roll.rollout.own.bases": (
+        "Filter",
+        "RolloutLoop",
+    ),
+    "roll.rollout.own.writing": ("Writing",),
+    "roll.rollout.types": ("Group",),
     "torch": ("Tensor",),
 }
 """Module -> public names that it defines."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -11,23 +12,38 @@ from pydantic import Field, PrivateAttr
 from roll.extend import (
     Advantage,
     AdvantageShaping,
+    ChatTemplate,
+    Completion,
+    Curriculum,
     Estimate,
+    Filter,
+    Group,
     Last,
     LossTerm,
     Metrics,
     Need,
     PolicyLoss,
     PolicyTerms,
+    Prompt,
+    Record,
     Rewards,
     RewardShaping,
+    RlvrConfig,
+    RlvrPipeline,
     RolloutBatch,
+    RolloutLoop,
     SampleAdvantage,
     SampleMask,
     Samples,
+    SampleTable,
     SampleWeight,
+    Seen,
     Siblings,
+    Sum,
     Tensor,
     TokenLoss,
+    TrackedRun,
+    Writing,
     log_ratio,
     total_rewards,
 )
@@ -173,6 +189,147 @@ class Doubled(AdvantageShaping):
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
         return 2 * advantages_BT + 1.0, Metrics({"added": Last(1.0)})
+
+
+class Equal(Filter):
+    """The filter `equal_rewards`, written anew."""
+
+    def __call__(self, group: Group) -> str | None:
+        same = len(set(group.rewards)) < 2
+        return f"all rewards equal to {group.rewards[0]:g}" if same else None
+
+
+class Band(Curriculum):
+    """The curriculum `pass_rate`, written anew."""
+
+    low: float = 0.1
+    high: float = 0.9
+    outside: float = 0.1
+
+    def chance(self, prompt: Prompt, seen: Seen) -> float:
+        return self._chance(seen.pass_rate)
+
+    def source_factor(self, name: str, pass_rate: float | None) -> float:
+        return self._chance(pass_rate)
+
+    def _chance(self, rate: float | None) -> float:
+        if rate is None or self.low <= rate <= self.high:
+            return 1.0
+        inside = rate / self.low if rate < self.low else (1 - rate) / (1 - self.high)
+        return self.outside + (1 - self.outside) * inside
+
+
+class Sure(Curriculum):
+    """Says more than certainty."""
+
+    def chance(self, prompt: Prompt, seen: Seen) -> float:
+        return 1.0 + len(prompt.tokens)
+
+
+class Plain(RolloutLoop):
+    """What a run does without a loop."""
+
+    async def responses(self, writing: Writing) -> list[Completion]:
+        return await writing.generate(n=writing.wanted)
+
+
+class SecondThoughts(RolloutLoop):
+    """Half of each response, words that nobody trains on, and then the other half."""
+
+    words: str = " wait "
+
+    async def responses(self, writing: Writing) -> list[Completion]:
+        given = writing.given(self.words)
+        half = (writing.sampling.max_new_tokens - len(given)) // 2
+        short = replace(writing.sampling, max_new_tokens=half)
+        whole = []
+        for first in await writing.generate(n=writing.wanted, sampling=short):
+            before = first + given
+            [second] = await writing.generate(before, sampling=short)
+            whole.append(before + second)
+        return whole
+
+
+class Few(RolloutLoop):
+    """Returns fewer responses than are wanted."""
+
+    async def responses(self, writing: Writing) -> list[Completion]:
+        return await writing.generate(n=1)
+
+
+class Stumbling(RolloutLoop):
+    async def responses(self, writing: Writing) -> list[Completion]:
+        found = await writing.generate(n=writing.wanted)
+        return [found[i] for i in (writing.wanted, 0)]
+
+
+class Markers(ChatTemplate):
+    """The chat template of the tiny tokenizer, written anew."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        asks: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        text = "".join(f"<{turn['role']}>{turn['content']}" for turn in messages)
+        return text + "<assistant>" * asks
+
+
+class Mute(ChatTemplate):
+    """Reads a key that no message has."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        asks: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        return str(messages[0]["words"])
+
+
+class Table:
+    """A tracker that writes the reward of every step into a file."""
+
+    def __init__(self, run: TrackedRun, digits: int = 2) -> None:
+        self.digits, self.file = digits, run.folder / "table.csv"
+
+    def log(self, step: int, record: Record) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{step},{record['reward/mean']:.{self.digits}f}\n")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class BestConfig(RlvrConfig):
+    pipeline: str = "tests.own_parts:BestFirst"
+    kept: int = Field(default=2, ge=1)
+    """Number of samples of a prompt that are trained on, those with the highest rewards."""
+
+
+class BestFirst(RlvrPipeline):
+    """Trains on the best samples of each prompt alone."""
+
+    config_class = BestConfig
+
+    def learn(self, table: SampleTable, step: int) -> Metrics:
+        assert isinstance(self.config, BestConfig)
+        rewards_B = total_rewards(table)
+        place_B = torch.zeros(len(table))
+        for group in table.group_ids.unique():
+            rows = (table.group_ids == group).nonzero()[:, 0]
+            place_B[rows[rewards_B[rows].argsort(descending=True)]] = torch.arange(
+                len(rows), dtype=torch.float32
+            )
+        kept = table.keep(place_B < self.config.kept)
+        return super().learn(kept, step) | Metrics({"kept": Sum(int(kept.trained.sum()))})
+
+
+class Renamed(RlvrPipeline):
+    """The pipeline `rlvr` under another name."""
 
 
 NO_CLASS = 3

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from roll.commands.launch import PIPELINES
+from roll.commands.launch import pipeline_class
 from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.core.threads.loop_thread import LoopThread
@@ -174,7 +174,7 @@ def run_config(
     sys.path.insert(0, str(folder))
     try:
         with LocalLauncher() as launcher, LoopThread("rollout") as loop:
-            pipeline = pipeline or PIPELINES[config.pipeline]
+            pipeline = pipeline or pipeline_class(config.pipeline)
             config, data = pipeline.prepare(config)
             pipeline(config, launcher, loop, platform="cpu", data=data).run()
     finally:

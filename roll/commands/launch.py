@@ -14,6 +14,7 @@ from roll.commands.preflight import user_folder
 from roll.config.checks.notices import notices
 from roll.config.loading.compose import LoadedConfig
 from roll.config.run import RunConfig
+from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.on_ray.resources import ResourceManager
@@ -66,7 +67,7 @@ def launch(
     give_back_each_minute()
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
-    pipeline = pipelines[loaded.config.pipeline]
+    pipeline = pipeline_class(loaded.config.pipeline, pipelines)
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
     output_dir = Path(loaded.config.output_dir).expanduser().absolute()
@@ -86,6 +87,22 @@ def launch(
             summary = _run(pipeline, config, data, folder, fork_server)
     _print_end(output_dir, summary)
     return summary
+
+
+def pipeline_class(
+    name: str, pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES
+) -> type[Pipeline[Any]]:
+    """Return the pipeline that a run file names: of the table, or a class of the user's.
+
+    Raises:
+        ConfigError: the class is no Pipeline.
+    """
+    if ":" not in name:
+        return pipelines[name]
+    found = load_object(name)
+    if not (isinstance(found, type) and issubclass(found, Pipeline)):
+        raise ConfigError(f"pipeline: {name} does not derive from a pipeline of roll.extend")
+    return found
 
 
 def _run(

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from roll.algorithms.losses.text import TextLoss
 from roll.config.loading.compose import load_config
+from roll.config.offline import RewardModelConfig
 from roll.config.run import RunConfig
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.config.sections.roles import Role
@@ -47,7 +48,7 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
     if target.exists():
         raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
     checkpoint = _checkpoint(source)
-    config = load_config(checkpoint / "config.yaml", import_code=False).config
+    config = load_config(checkpoint / "config.yaml", import_code=trust_remote_code).config
     if config.train_model.trust_remote_code and not trust_remote_code:
         raise ConfigError(
             f"{checkpoint / 'config.yaml'} sets model.trust_remote_code, so code in the folder "
@@ -60,7 +61,7 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
 def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
     """Load a checkpoint in one process on the CPU, write the merged model to `target`, and load
     that as a check."""
-    scores = config.pipeline == "reward_model"
+    scores = isinstance(config, RewardModelConfig)
     head: Any = ScoreHead() if scores else PolicyHead(1.0, 1024)
     with environment(on_one_machine()), LocalLauncher() as launcher:
         learner = launcher.start(

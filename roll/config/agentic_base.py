@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from roll.config.rlvr_base import RlvrBase
@@ -18,7 +16,7 @@ from roll.config.sections.services.opponent import OpponentConfig
 class AgenticBase(RlvrBase):
     """Keys of `pipeline: agentic`, before the rules between keys are checked."""
 
-    pipeline: Literal["agentic"] = "agentic"
+    pipeline: str = "agentic"
     data: TaskDataConfig
     environments: dict[str, EnvironmentConfig] = Field(min_length=1)
     """Environments by name; the name appears in the metrics. Their rewards count by themselves;

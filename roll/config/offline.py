@@ -35,7 +35,7 @@ from roll.config.sections.training import ScoreRole, TeacherRole
 class SftConfig(OfflineConfig):
     """Supervised fine-tuning: the model learns to write the texts of the data."""
 
-    pipeline: Literal["sft"] = "sft"
+    pipeline: str = "sft"
     data: TextDataConfig
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """Reduction of the loss: every trained token counts the same, or every sequence does."""
@@ -56,7 +56,7 @@ class DistillationConfig(OfflineConfig):
     """Distillation on existing texts: the model learns the teacher's distribution of every next
     token."""
 
-    pipeline: Literal["distill"] = "distill"
+    pipeline: str = "distill"
     data: TaughtDataConfig
     teachers: dict[str, TeacherRole] = Field(min_length=1)
     """Teachers by name; each teacher is responsible for the rows with its tags."""
@@ -86,7 +86,7 @@ class DistillationConfig(OfflineConfig):
 class DpoConfig(PreferenceConfig):
     """Direct preference optimization and related losses."""
 
-    pipeline: Literal["dpo"] = "dpo"
+    pipeline: str = "dpo"
     loss: PreferenceLossConfig = SigmoidConfig()
     reference: ScoreRole | None = None
     """Frozen copy of the start model; needed by losses that compare the policy with a reference."""
@@ -113,7 +113,7 @@ class DpoConfig(PreferenceConfig):
 class RewardModelConfig(PreferenceConfig):
     """Training of a reward model, which scores responses, on pairs."""
 
-    pipeline: Literal["reward_model"] = "reward_model"
+    pipeline: str = "reward_model"
     loss: BradleyTerryConfig = BradleyTerryConfig()
 
     @model_validator(mode="after")

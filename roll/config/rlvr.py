@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import model_validator
 
@@ -13,7 +13,7 @@ from roll.config.rlvr_base import RlvrBase
 class RlvrConfig(RlvrBase):
     """Reinforcement learning from verifiable rewards."""
 
-    pipeline: Literal["rlvr"] = "rlvr"
+    pipeline: str = "rlvr"
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

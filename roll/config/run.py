@@ -29,7 +29,8 @@ class RunConfig(Config, ABC):
     """Base of the run files of all pipelines."""
 
     pipeline: str
-    """Name of the pipeline, which is the kind of run."""
+    """Name of the pipeline, which is the kind of run; or the import path of a class of yours,
+    `my_module:MyPipeline`."""
     output_dir: str = Field(min_length=1)
     """Folder of everything that the run writes."""
     seed: int = 0

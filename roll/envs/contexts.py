@@ -72,11 +72,12 @@ def rewrites_turns(turns: Turns) -> bool:
     """
     if not turns.template.chat_template:
         return False
-    template = str(turns.tokenizer.chat_template or "")
+    own = turns.template.chat_template is not True  # a class of the user's, whose text is unknown
+    template = "" if own else str(turns.tokenizer.chat_template or "")
     return CHANNEL in template or any(  # that of gpt-oss drops its channel of thoughts
         _drops(f"{opens}\n{_PROBE}\n{closes}\n\nleft", turns)
         for opens, closes in MARKS
-        if closes in template
+        if own or closes in template
     )
 
 
@@ -102,7 +103,7 @@ def check_history(name: str, config: EnvironmentConfig, turns: Turns) -> None:
     if config.history == "keep" or not turns.template.chat_template:
         return
     reason = ""
-    if CHANNEL in str(turns.tokenizer.chat_template):
+    if turns.template.chat_template is True and CHANNEL in str(turns.tokenizer.chat_template):
         reason = "it takes thoughts apart from the text (channels of gpt-oss)"
     try:
         turns.conversation([_QUESTION, Message("assistant", "left"), _QUESTION])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll.config.agentic import AgenticConfig
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.core.types import Prompt
@@ -12,6 +13,8 @@ from roll.runtime.teachers import check_others
 
 class AgenticPipeline(RlvrPipeline):
     """Pipeline for agents: that of RLVR, in which a sample is an episode."""
+
+    config_class = AgenticConfig
 
     @classmethod
     def prepare(cls, config: RlvrBase) -> tuple[RlvrBase, RunData[Prompt]]:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import yaml
 
@@ -45,6 +45,9 @@ class Pipeline(ABC, Generic[C]):
     the metrics holds the metrics of this step, and the validation scores of the policy at its
     beginning.
     """
+
+    config_class: ClassVar[type[RunConfig]]
+    """Class of the run file."""
 
     def __init__(
         self, config: C, launcher: Launcher, loop: LoopThread, *, platform: str, data: Any

@@ -26,6 +26,8 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
     """Pipeline that minimises a divergence between the student's and the teacher's distribution of
     each token."""
 
+    config_class = DistillationConfig
+
     @classmethod
     def prepare(cls, config: DistillationConfig) -> tuple[DistillationConfig, RunData[Example]]:
         """Load the rows, and check that each has a teacher with the student's tokens; see

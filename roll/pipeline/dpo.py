@@ -33,6 +33,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
     """Pipeline that minimises a preference loss. Most of these losses depend on the log ratio
     between policy and reference of each response; some need no reference."""
 
+    config_class = DpoConfig
+
     aggregation = Aggregation.SEQUENCE_MEAN
     reference: Cluster[ReferenceWorker] | None = None
 

@@ -22,6 +22,8 @@ class RewardModelPipeline(OfflinePipeline[RewardModelConfig, PreferenceBatch, Sc
     """Pipeline that minimises -log s(score chosen - score rejected - margin); s is the logistic
     function."""
 
+    config_class = RewardModelConfig
+
     aggregation = Aggregation.SEQUENCE_MEAN
 
     def open(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from roll.algorithms.build import build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
@@ -15,7 +15,9 @@ from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.build import build_shaping
 from roll.config.algorithm import Aggregation
+from roll.config.rlvr import RlvrConfig
 from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
@@ -44,6 +46,8 @@ from roll.workers.critic import CriticWorker
 class RlvrPipeline(Pipeline[RlvrBase]):
     """Pipeline for reinforcement learning. One step collects samples, scores them, computes
     advantages, trains, and pushes the new weights to the engines."""
+
+    config_class: ClassVar[type[RunConfig]] = RlvrConfig
 
     data: RunData[Prompt]
     runtime: Runtime

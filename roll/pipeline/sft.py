@@ -21,6 +21,8 @@ TextLearner = LearnerWorker[PolicyTerms, TrainBatch]
 class SftPipeline(OfflinePipeline[SftConfig, TrainBatch, TextLearner]):
     """Pipeline that minimises -log p(token | tokens before it) over the tokens of responses."""
 
+    config_class = SftConfig
+
     def open(self) -> None:
         """Start the cluster that trains the model."""
         self.aggregation = Aggregation(self.config.aggregation)

@@ -19,8 +19,10 @@ from roll.config.sections.rollout import (
     MeanRewardConfig,
 )
 from roll.config.user_code.import_path import load_object
+from roll.config.user_code.own import OwnPart
 from roll.config.user_code.tracebacks import users_traceback
 from roll.core.errors import ConfigError, RollError
+from roll.rollout.own.bases import Filter
 from roll.rollout.types import Group, GroupFilter, ScoredSample
 
 NO_REWARD = "no sample has a reward: the rewards failed"
@@ -119,22 +121,33 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
         raise ConfigError(f"{key}.fn: {error}") from None
     _check_call(function, fn, kwargs, key)
 
+    return _judge(partial(function, **kwargs), fn, f"{key}.fn")
+
+
+def _judge(function: Callable[[Group], Any], name: str, key: str) -> GroupFilter:
+    """Return the filter that asks the user's function; see `custom_filter`.
+
+    Args:
+        name: import path of the function or class, for messages.
+        key: key that names it in the run file, for messages.
+    """
+
     def judge(group: Group) -> str | None:
         try:
-            verdict = function(group, **kwargs)
+            verdict = function(group)
         except Exception as error:
             raise RollError(
-                f"{key}.fn: {fn} raised an error for the group of prompt {group.prompt.id}\n"
+                f"{key}: {name} raised an error for the group of prompt {group.prompt.id}\n"
                 f"{users_traceback(error)}"
             ) from error
         if verdict is None or verdict is True:
             return None
         if verdict is False:
-            return f"{fn} returned False"
+            return f"{name} returned False"
         if isinstance(verdict, str) and verdict:
             return verdict
         raise RollError(
-            f"{key}.fn: {fn} returned {verdict!r:.60} ({type(verdict).__name__}) for the group of "
+            f"{key}: {name} returned {verdict!r:.60} ({type(verdict).__name__}) for the group of "
             f"prompt {group.prompt.id}; return why it is rejected (a text) or None, or else True "
             "to keep it and False to reject it"
         )
@@ -150,6 +163,9 @@ def _build_all(configs: Sequence[FilterConfig], key: str) -> list[GroupFilter]:
 def _build(config: FilterConfig, key: str) -> GroupFilter:
     """Return the filter that a config describes; ConfigError if a custom function cannot be used as
     one."""
+    if isinstance(config, OwnPart):
+        assert isinstance(config, Filter), f"{config.kind} is no filter"
+        return _judge(config.model_copy(deep=True), config.kind, key)
     match config:
         case EqualRewardsConfig():
             return equal_rewards

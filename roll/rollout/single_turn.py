@@ -88,7 +88,7 @@ class SingleTurn:
         name, prompt = task.group_id, task.prompt
         if self.with_patches is not None:
             prompt = await self.with_patches(prompt)
-        group = _UnfinishedGroup(prompt, name, group_seed(self.seed, name), _Clock())
+        group = UnfinishedGroup(prompt, name, group_seed(self.seed, name), _Clock())
         work = [self._siblings(group)]
         if self.tag_greedy.get(task.prompt.tag, self.greedy_baseline):
             work.append(self._greedy(group))
@@ -108,7 +108,7 @@ class SingleTurn:
             baseline=baseline[0][0] if baseline else None,
         )
 
-    async def _siblings(self, group: _UnfinishedGroup) -> list[ScoredSample]:
+    async def _siblings(self, group: UnfinishedGroup) -> list[ScoredSample]:
         """Generate and score the siblings of a group.
 
         They are one request with the seed of the group; or, with `separate_siblings`, a request
@@ -125,15 +125,13 @@ class SingleTurn:
         ]
         return [scored for part in await first_done(each, wanted) for scored in part]
 
-    async def _greedy(self, group: _UnfinishedGroup) -> list[ScoredSample]:
+    async def _greedy(self, group: UnfinishedGroup) -> list[ScoredSample]:
         """Generate and score the greedy response to the prompt, as a list of one."""
         request = self._request(group, f"{group.name}/greedy", group.seed)
         sampling = replace(request.sampling, temperature=0.0)
         return await self._ask(group, replace(request, sampling=sampling), ("greedy",))
 
-    def _request(
-        self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1
-    ) -> GenerateRequest:
+    def _request(self, group: UnfinishedGroup, name: str, seed: int, n: int = 1) -> GenerateRequest:
         """Return the request `name` for `n` responses to the group's prompt, with the sampling of
         its tag."""
         sampling = self.tag_sampling.get(group.prompt.tag, self.sampling)
@@ -141,7 +139,7 @@ class SingleTurn:
         return GenerateRequest(name, prompt.tokens, sampling, n, seed, prompt.pictures)
 
     async def _ask(
-        self, group: _UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]
+        self, group: UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]
     ) -> list[ScoredSample]:
         """Let the fleet generate the completions of a request; decode and score them.
 
@@ -157,6 +155,15 @@ class SingleTurn:
         completions = await self.fleet.generate(
             request, session=group.prompt.id, timeout_s=self.request_timeout_s
         )
+        return await self._scored(group, completions, names)
+
+    async def _scored(
+        self,
+        group: UnfinishedGroup,
+        completions: Sequence[Completion],
+        names: Iterable[int | str],
+    ) -> list[ScoredSample]:
+        """Decode and score completions of a group; the arguments and errors are those of `_ask`."""
         group.clock.generated_s = group.clock.now_s()
         samples = [
             Sample(
@@ -197,7 +204,7 @@ class SingleTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnfinishedGroup:
+class UnfinishedGroup:
     """Group whose requests are under way, as they all know it."""
 
     prompt: Prompt

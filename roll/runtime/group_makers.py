@@ -17,6 +17,8 @@ from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.filters import without_dropped
 from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.own.bases import RolloutLoop
+from roll.rollout.own.turns import OwnTurns
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, GroupTask, RunGroup, ScoreGroup
 from roll.runtime.environments import ClusterHosts
@@ -34,6 +36,9 @@ class GroupMakers:
     reward_router: RewardRouter
     pictures: PictureMaker | None = None
     """Maker of the patches of pictures; None if no prompt has pictures."""
+    encode: Callable[[str], Sequence[int]] | None = None
+    """Function that returns the tokens of a text, without special ones around it; needed only by
+    rollout loops of the user's."""
 
     def training(self) -> RunGroup:
         """Return the function that makes a group to train on."""
@@ -86,7 +91,13 @@ class GroupMakers:
             redundant: number of samples beyond those.
         """
         config, trains = self.config, purpose is Purpose.TRAINING
-        return SingleTurn(
+        make: Callable[..., SingleTurn] = SingleTurn
+        if config.rollout.loop is not None:
+            loop = config.rollout.loop.model_copy(deep=True)
+            assert isinstance(loop, RolloutLoop), f"{loop.kind} is no rollout loop"
+            assert self.encode is not None, "a rollout loop needs `encode`"
+            make = partial(OwnTurns, loop=loop, encode=self.encode)
+        return make(
             score=partial(self.reward_router.score, purpose=purpose),
             separate_siblings=config.rollout.siblings == "separate",
             greedy_baseline=trains and Need.GREEDY_BASELINE in config.algorithm.needs,

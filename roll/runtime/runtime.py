@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.core.errors import CheckpointError
@@ -148,7 +150,7 @@ def start_runtime(
     models.judges.start(config, functions)
     models.opponents.start()
     pictures, corpora = _pictures(config, launcher, data), Corpora({})
-    makers = GroupMakers(config, fleet, decode, reward_router, pictures)
+    makers = GroupMakers(config, fleet, decode, reward_router, pictures, _encode(tokenizer))
     if isinstance(config, AgenticBase):
         corpora = Corpora(start_corpora(config, launcher, models.colocation))
         hosts = start_environments(config, launcher, data)
@@ -196,11 +198,16 @@ def _pictures(config: RlvrBase, launcher: Launcher, data: RunData[Prompt]) -> Pi
     return start_pictures(rows, config.data.pictures, config.train_model, launcher)
 
 
+def _encode(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Return the function that returns the tokens of a text, without special ones around it."""
+    return partial(tokenizer.encode, add_special_tokens=False)
+
+
 def _curriculum(config: RlvrBase, dataset: Dataset[Prompt]) -> Curriculum | None:
     """Return the curriculum of a run in its initial state; None if it has none."""
     if config.data.curriculum is None:
         return None
-    curriculum = Curriculum(config.data.curriculum, config.seed)
+    curriculum = Curriculum(config.data.curriculum.model_copy(deep=True), config.seed)
     curriculum.begin_with(dataset.items)
     return curriculum
 

@@ -5,9 +5,9 @@ An error of the user's code ends the run with the key of the part, the step, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,46 +21,13 @@ from roll.algorithms.loss_interface import (
 )
 from roll.algorithms.own.bases import Advantage, LossTerm, SampleAdvantage
 from roll.config.algorithm import LossTermConfig
+from roll.config.user_code.calls import OwnCode
 from roll.config.user_code.own import OwnPart
-from roll.config.user_code.tracebacks import users_traceback
 from roll.core.batches import RolloutBatch
-from roll.core.errors import RollError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class OwnCode:
-    """A part that the user brought, and where the run file names it."""
-
-    part: OwnPart
-    key: str
-    """Key of the part in the run file."""
-
-    def call(self, act: Callable[P, R], ids: Sequence[str], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a method of the part.
-
-        Args:
-            act: the method.
-            ids: ids of the samples that it gets, for the message.
-
-        Raises:
-            RollError: the method raised an error.
-        """
-        try:
-            return act(*args, **kwargs)
-        except Exception as error:
-            raise RollError(
-                f"{self.key}: {self.part.kind} raised an error{_of_step(ids)}\n"
-                f"{users_traceback(error)}"
-            ) from error
-
-    def require(self, kept: bool, found: str, wanted: str) -> None:
-        """Raise RollError, which says what the part returned and what is expected, unless the rule
-        is kept."""
-        if not kept:
-            raise RollError(f"{self.key}: {self.part.kind} returned {found}; expected {wanted}")
+class OwnTensors(OwnCode):
+    """A part that the user brought and that returns tensors."""
 
     def numbers(self, found: Any, shape: Sequence[int], mask: Tensor | None = None) -> Tensor:
         """Return the numbers that the part returned.
@@ -83,7 +50,7 @@ class OwnCode:
         return cast(Tensor, found)
 
 
-def _of_step(ids: Sequence[str]) -> str:
+def of_step(ids: Sequence[str]) -> str:
     """Return ` on samples of step 3`, as far as the ids of the samples say it."""
     step = ids[0].partition("/")[0] if ids else ""
     return f" on samples of step {step}" if step.isdigit() else ""
@@ -98,8 +65,8 @@ class OwnSampleEstimator(SampleEstimator):
 
     def per_sample(self, samples: Samples) -> Tensor:
         """Return the advantage of each sample, float `[B]`; RollError if the user's code fails."""
-        code = OwnCode(self.config, self.key)
-        found = code.call(self.config.per_sample, samples.sample_ids, samples)
+        code = OwnTensors(self.config, self.key)
+        found = code.call(self.config.per_sample, of_step(samples.sample_ids), samples)
         return code.numbers(found, [len(samples)])
 
 
@@ -113,8 +80,8 @@ class OwnTokenEstimator:
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Return the estimate of the user's code, 0 outside the loss mask; RollError if it
         fails."""
-        code, mask_BT = OwnCode(self.config, self.key), batch.loss_mask
-        found = code.call(self.config, batch.sample_ids, batch)
+        code, mask_BT = OwnTensors(self.config, self.key), batch.loss_mask
+        found = code.call(self.config, of_step(batch.sample_ids), batch)
         code.require(isinstance(found, Estimate), type(found).__name__, "an Estimate")
         advantages_BT = code.numbers(found.advantages_BT, mask_BT.shape, mask_BT).float()
         returns_BT = found.returns_BT
@@ -138,8 +105,8 @@ class OwnTerm:
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Return the loss of the user's code; RollError if it fails. That its numbers are finite
         is not looked at: on a GPU, each micro-batch would wait for it."""
-        code, shape = OwnCode(self.own, self.key), batch.loss_mask.shape
-        found = code.call(self.own, batch.sample_ids, terms, batch)
+        code, shape = OwnTensors(self.own, self.key), batch.loss_mask.shape
+        found = code.call(self.own, of_step(batch.sample_ids), terms, batch)
         code.require(isinstance(found, TokenLoss), type(found).__name__, "a TokenLoss")
         nothing_BT = torch.zeros_like(batch.loss_mask)
         code.numbers(found.loss_BT, shape, nothing_BT)
@@ -156,8 +123,8 @@ class OwnPreparedTerm(OwnTerm):
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the whole batch with what the term needs; RollError if the user's code fails."""
-        code, own = OwnCode(self.own, self.key), cast(_Prepares, self.own)
-        found = code.call(own.prepare, batch.sample_ids, batch)
+        code, own = OwnTensors(self.own, self.key), cast(_Prepares, self.own)
+        found = code.call(own.prepare, of_step(batch.sample_ids), batch)
         code.require(isinstance(found, RolloutBatch), type(found).__name__, "a RolloutBatch")
         return found
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
-from roll.algorithms.own.calls import OwnCode
+from roll.algorithms.own.calls import OwnTensors, of_step
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm.shaping import (
     OwnAdvantageShapingConfig,
@@ -81,9 +81,9 @@ class _Own:
     key: str
 
     @property
-    def code(self) -> OwnCode:
+    def code(self) -> OwnTensors:
         """The calls of the part's code."""
-        return OwnCode(self.config, self.key)
+        return OwnTensors(self.config, self.key)
 
     def pair(self, found: Any, what: str) -> tuple[Any, Metrics]:
         """Return the two values that the part returned; RollError if these are not `what` and
@@ -100,7 +100,7 @@ class OwnRewardShaping(_Own):
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Return the rewards of the user's code, float64; RollError if it fails."""
         code, size = self.code, [len(batch)]
-        found = code.call(self.config, batch.sample_ids, rewards, batch)
+        found = code.call(self.config, of_step(batch.sample_ids), rewards, batch)
         shaped, metrics = self.pair(found, "Rewards")
         code.require(isinstance(shaped, Rewards), type(shaped).__name__, "Rewards")
         total_B = code.numbers(shaped.total_B, size).double()
@@ -116,12 +116,12 @@ class OwnStatefulShaping(OwnRewardShaping):
 
     def state(self) -> dict[str, float]:
         """Return the state of the user's code, plain JSON; RollError if it fails."""
-        found: dict[str, float] = self.code.call(self.config.state, ())
+        found: dict[str, float] = self.code.call(self.config.state, "")
         return found
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; RollError if the user's code fails."""
-        self.code.call(self.config.load, (), state)
+        self.code.call(self.config.load, "", state)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class OwnMask(_Own):
     def __call__(self, batch: Samples) -> Tensor:
         """Return the samples that are trained on, bool `[B]`; RollError if the user's code
         fails."""
-        found = self.code.call(self.config, batch.sample_ids, batch)
+        found = self.code.call(self.config, of_step(batch.sample_ids), batch)
         kept = isinstance(found, Tensor) and found.dtype == torch.bool
         kept = kept and list(found.shape) == [len(batch)]
         self.code.require(kept, f"{found!r:.80}", f"a bool tensor of shape [{len(batch)}]")
@@ -144,7 +144,7 @@ class OwnSampleWeight(_Own):
 
     def __call__(self, batch: Samples) -> Tensor:
         """Return the weight of each sample, float64 `[B]`; RollError if the user's code fails."""
-        found = self.code.call(self.config, batch.sample_ids, batch)
+        found = self.code.call(self.config, of_step(batch.sample_ids), batch)
         weights_B = self.code.numbers(found, [len(batch)]).double()
         low = weights_B.min().item()
         self.code.require(low > 0, f"a weight of {low:g}", "weights above zero")
@@ -159,7 +159,7 @@ class OwnAdvantageShaping(_Own):
         """Return the advantages of the user's code, float32, 0 outside the mask; RollError if it
         fails."""
         found, metrics = self.pair(
-            self.code.call(self.config, (), advantages_BT, mask_BT), "a tensor"
+            self.code.call(self.config, "", advantages_BT, mask_BT), "a tensor"
         )
         shaped_BT = self.code.numbers(found, mask_BT.shape, mask_BT).float()
         return shaped_BT.masked_fill(~mask_BT, 0), metrics

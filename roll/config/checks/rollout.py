@@ -19,6 +19,14 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             "rollout.siblings=separate, or drop it"
         )
     yield from _drops(config)
+    if rollout.loop is not None:
+        if isinstance(config, AgenticBase):
+            yield (
+                "rollout.loop: episodes are played by environments; drop it, or use an "
+                "environment with `agent: my_module:MyAgent`"
+            )
+        if rollout.siblings == "separate":
+            yield "rollout.siblings: rollout.loop makes all samples of a prompt; drop one of them"
     estimators = config.advantages.values()
     if rollout.redundant_samples and any(isinstance(e, PassKConfig) for e in estimators):
         yield (

@@ -32,7 +32,7 @@ from roll.config.errors import ConfigError, nearest
 from roll.config.loading.explain import describe
 from roll.config.loading.layers import Layer, Origins, apply_layer, give_pools_to_roles, lay_preset
 from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
-from roll.config.pipelines import PIPELINES
+from roll.config.pipelines import config_class
 from roll.config.run import RunConfig
 from roll.config.user_code.own import importing
 
@@ -74,13 +74,12 @@ def load_config(
     path = Path(path)
     data, origins = compose(path, overrides)
     name = data.get("pipeline", "rlvr")
-    if not isinstance(name, str) or name not in PIPELINES:
-        raise ConfigError(
-            f"{origins.where('pipeline')}: pipeline = {name!r}: unknown"
-            f"{nearest(str(name), PIPELINES)} (known: {', '.join(PIPELINES)})"
-        )
-    model = PIPELINES[name]
     with importing(path.resolve().parent, allowed=import_code):
+        try:
+            model = config_class(str(name))
+        except ConfigError as error:
+            where = origins.where("pipeline")
+            raise ConfigError(f"{where}: pipeline = {name!r}: {error}") from None
         try:
             # Read through JSON: strict mode then takes strings for enums and lists for tuples, and
             # accepts nothing else.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from roll.config.base import Config
+from roll.config.user_code.own import OrOwn, OwnPart
 
 
 class ColumnsConfig(Config):
@@ -217,11 +218,18 @@ class PicturesConfig(Config):
         return self
 
 
+class OwnTemplateConfig(OwnPart):
+    """Base of the chat templates that users bring; see `roll.data.own`."""
+
+    sort: ClassVar[str] = "chat template"
+
+
 class RenderConfig(Config):
     """Settings of the way from rows to text."""
 
-    chat_template: bool = True
-    """Render rows with the tokenizer's chat template. False uses texts as they are."""
+    chat_template: Annotated[bool, OrOwn(OwnTemplateConfig, "roll.extend.ChatTemplate")] = True
+    """Render rows with the tokenizer's chat template, or with a class of yours, `{kind:
+    my_module:MyTemplate}`. False uses texts as they are."""
     chat_template_kwargs: dict[str, Any] = {}
     """Keyword arguments of the chat template, for example {enable_thinking: false}."""
 
@@ -235,19 +243,9 @@ class TemplateConfig(RenderConfig):
     sources."""
 
 
-class CurriculumConfig(Config):
-    """Preference for prompts that the policy solves sometimes, but not always: equal rewards teach
-    nothing. The pass rate of a prompt is known after its first group; prompts without a known one
-    are always taken."""
+class CurriculumBase(Config):
+    """Base of every preference for prompts by their pass rates."""
 
-    low: float = Field(default=0.1, ge=0, le=1)
-    """Recent pass rate up to which a prompt is too hard."""
-    high: float = Field(default=0.9, ge=0, le=1)
-    """Recent pass rate from which on a prompt is too easy."""
-    outside: float = Field(default=0.1, gt=0, le=1)
-    """Chance of a prompt with pass rate 0 or 1 to be taken when its turn comes in an epoch, so that
-    it is tried again now and then. From there the chance grows linearly to 1 at `low` and at
-    `high`."""
     memory: float = Field(default=0.5, ge=0, lt=1)
     """Share of the earlier pass rate in the recent one, when another group of the prompt has
     ended."""
@@ -259,12 +257,34 @@ class CurriculumConfig(Config):
     column: str | None = None
     """Column with a pass rate known beforehand, from 0 to 1. If left out: nothing is known."""
 
+
+class CurriculumConfig(CurriculumBase):
+    """Preference for prompts that the policy solves sometimes, but not always: equal rewards teach
+    nothing. The pass rate of a prompt is known after its first group; prompts without a known one
+    are always taken."""
+
+    kind: Literal["pass_rate"] = "pass_rate"
+    low: float = Field(default=0.1, ge=0, le=1)
+    """Recent pass rate up to which a prompt is too hard."""
+    high: float = Field(default=0.9, ge=0, le=1)
+    """Recent pass rate from which on a prompt is too easy."""
+    outside: float = Field(default=0.1, gt=0, le=1)
+    """Chance of a prompt with pass rate 0 or 1 to be taken when its turn comes in an epoch, so that
+    it is tried again now and then. From there the chance grows linearly to 1 at `low` and at
+    `high`."""
+
     @model_validator(mode="after")
     def _a_band(self) -> Self:
         """Require low <= high."""
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} must not lie above high = {self.high:g}")
         return self
+
+
+class OwnCurriculumConfig(OwnPart, CurriculumBase):
+    """Base of the curricula that users bring; see `roll.data.own`."""
+
+    sort: ClassVar[str] = "curriculum"
 
 
 class DataConfig(TemplateConfig):
@@ -277,8 +297,11 @@ class DataConfig(TemplateConfig):
     """Number of responses generated for each prompt."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt, in tokens. Longer prompts are left out, and their number is reported."""
-    curriculum: CurriculumConfig | None = None
-    """Preference for prompts by their pass rate. null: every prompt is drawn once per epoch."""
+    curriculum: (
+        Annotated[CurriculumConfig, OrOwn(OwnCurriculumConfig, "roll.extend.Curriculum")] | None
+    ) = None
+    """Preference for prompts by their pass rate, or a class of yours, `{kind:
+    my_module:MyCurriculum}`. null: every prompt is drawn once per epoch."""
 
 
 class RowsConfig(TemplateConfig):

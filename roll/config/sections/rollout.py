@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from roll.config.base import Config
+from roll.config.user_code.own import OrOwn, OwnPart
 
 
 class EqualRewardsConfig(Config):
@@ -66,9 +67,23 @@ class DropConfig(Config):
         return self
 
 
+class OwnFilterConfig(OwnPart):
+    """Base of the filters that users bring as classes; see `roll.rollout.own`."""
+
+    sort: ClassVar[str] = "filter"
+
+
 FilterConfig = Annotated[
-    EqualRewardsConfig | MeanRewardConfig | CustomFilterConfig, Field(discriminator="kind")
+    EqualRewardsConfig | MeanRewardConfig | CustomFilterConfig,
+    Field(discriminator="kind"),
+    OrOwn(OwnFilterConfig, "roll.extend.Filter"),
 ]
+
+
+class OwnLoopConfig(OwnPart):
+    """Base of the rollout loops that users bring; see `roll.rollout.own`."""
+
+    sort: ClassVar[str] = "rollout loop"
 
 
 class HealthConfig(Config):
@@ -96,6 +111,9 @@ class HealthConfig(Config):
 
 
 class RolloutConfig(Config):
+    loop: Annotated[OwnLoopConfig, OrOwn(OwnLoopConfig, "roll.extend.RolloutLoop")] | None = None
+    """Class of yours that makes the responses to a prompt, `{kind: my_module:MyLoop}`. null: a
+    response is what the engine writes after the prompt."""
     filters: tuple[FilterConfig, ...] = ()
     """Filters of groups (dynamic sampling). The first filter that objects rejects a group, and a
     group of another prompt of the same source replaces it. Filters run in this order, so put cheap

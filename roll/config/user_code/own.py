@@ -68,7 +68,8 @@ def importing(folder: Path, *, allowed: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OrOwn:
-    """Annotation of a union of built-in parts that a class of the user's can stand in for."""
+    """Annotation of a union of built-in parts that a class of the user's can stand in for; or of
+    `family` alone, if there are no built-in ones."""
 
     family: type[OwnPart]
     """Base of the classes that are accepted."""
@@ -79,11 +80,11 @@ class OrOwn:
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """Return the schema of the union, and of the user's classes beside it."""
+        own = core_schema.no_info_plain_validator_function(self._made)
+        if source is self.family:  # there are no built-in parts of this sort
+            return own
         return core_schema.tagged_union_schema(
-            {
-                BUILT_IN: handler(source),
-                OWN: core_schema.no_info_plain_validator_function(self._made),
-            },
+            {BUILT_IN: handler(source), OWN: own},
             discriminator=lambda value: OWN if _names_code(value) else BUILT_IN,
         )
 
@@ -93,7 +94,10 @@ class OrOwn:
         Raises:
             ConfigError: there is no such class, its module fails, or it is of another sort.
         """
-        found = _imported(kind)
+        try:
+            found = imported(kind)
+        except ConfigError as error:
+            raise ConfigError(f"kind: {error}") from None
         if not (inspect.isclass(found) and issubclass(found, self.family)):
             raise ConfigError(f"kind: {kind} is no class that derives from {self.bases}")
         if missing := getattr(found, "__abstractmethods__", None):
@@ -114,7 +118,7 @@ class OrOwn:
         """Return the part that a mapping describes; a part itself as it is."""
         if isinstance(value, self.family):
             return value
-        if not isinstance(value, dict):
+        if not (isinstance(value, dict) and isinstance(value.get("kind"), str)):
             raise ConfigError(f"kind: {value!r:.60} is of no class that derives from {self.bases}")
         if not _reads_code.get():
             opaque: Any = types.new_class("Unread", (self.family,), {"extra": "allow"})
@@ -129,15 +133,22 @@ def _names_code(value: Any) -> bool:
     return isinstance(value, OwnPart) or (isinstance(kind, str) and ":" in kind)
 
 
-def _imported(kind: str) -> Any:
-    """Return the object at an import path; ConfigError, with the user's lines, if that fails."""
+def imported(path: str) -> Any:
+    """Import and return the object at an import path.
+
+    Raises:
+        ConfigError: there is no such object, importing its module fails (the message has the
+            user's lines), or nothing is to be imported now.
+    """
+    if not _reads_code.get():
+        raise ConfigError(f"{path} is code, and this command only reads the file")
     try:
-        return load_object(kind)
-    except ConfigError as error:
-        raise ConfigError(f"kind: {error}") from None
+        return load_object(path)
+    except ConfigError:
+        raise
     except Exception as error:
         from roll.config.user_code.tracebacks import users_traceback
 
         raise ConfigError(
-            f"kind: importing {kind.partition(':')[0]} failed\n{users_traceback(error)}"
+            f"importing {path.partition(':')[0]} failed\n{users_traceback(error)}"
         ) from error

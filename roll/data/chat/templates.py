@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from roll.config.sections.data import RenderConfig
-from roll.core.errors import DataError
+from roll.config.user_code.calls import OwnCode
+from roll.core.errors import DataError, RollError
 from roll.core.types import Message
 from roll.data.columns import PromptRow
+from roll.data.own.template import ChatTemplate
 
 
 class PromptTokenizer(Protocol):
@@ -112,7 +114,7 @@ def render_prompts(
                 "`system` needs a chat template; remove it or set `data.chat_template: true`"
             )
         return [_plain(row) for row in rows]
-    if not tokenizer.chat_template:
+    if data.chat_template is True and not tokenizer.chat_template:
         raise DataError(
             "the tokenizer has no chat template; set `data.chat_template: false` to take the "
             "prompt text as it is, or use an instruction-tuned model"
@@ -183,6 +185,9 @@ def apply_template(
     """
     from jinja2 import TemplateError
 
+    own: object = template.chat_template
+    if isinstance(own, ChatTemplate):
+        return _rendered_by_user(own, [_as_dict(turn) for turn in messages], place, asks, tools)
     try:
         text = tokenizer.apply_chat_template(
             [_as_dict(turn) for turn in messages],
@@ -194,6 +199,24 @@ def apply_template(
     except TemplateError as error:
         raise DataError(f"{place}: the chat template refuses this row: {error}") from None
     assert isinstance(text, str)
+    return text
+
+
+def _rendered_by_user(
+    own: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    place: str,
+    asks: bool,
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    """Render a conversation with a template of the user's; the arguments and errors are those of
+    `apply_template`."""
+    code = OwnCode(own, "data.chat_template")
+    try:
+        text = code.call(own.render, f" for {place}", messages, asks=asks, tools=tools)
+        code.require(isinstance(text, str), f"{text!r:.60} for {place}", "a text")
+    except RollError as error:
+        raise DataError(str(error)) from error
     return text
 
 

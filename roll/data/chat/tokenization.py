@@ -320,7 +320,7 @@ def check_template(tokenizer: Any, template: TemplateConfig) -> int | None:
     Raises:
         DataError: `template.chat_template` is True, but the tokenizer has no chat template.
     """
-    if template.chat_template and not tokenizer.chat_template:
+    if template.chat_template is True and not tokenizer.chat_template:
         raise DataError(
             "the tokenizer has no chat template; set `data.chat_template: false` to take texts as "
             "they are, or use an instruction-tuned model"
