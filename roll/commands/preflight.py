@@ -128,18 +128,21 @@ def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
 
 
 def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
-    """Yield a check for each tracker, reward, environment and custom filter of the config.
+    """Yield a check for each tracker, function of a source, reward, environment and custom filter.
 
     A check is a function that raises ConfigError if its import path cannot work. It reads files of
     the user and imports nothing of them. Names and arguments of built-in rewards are checked, too.
 
     Args:
-        config: config of any pipeline; only RLVR runs have more than trackers.
+        config: config of any pipeline; only RLVR runs have more than trackers and sources.
         folder: folder of the YAML file, in which modules are searched first.
     """
     for i, tracker in enumerate(config.track.trackers):
         if ":" in tracker.kind:
             yield partial(check_import_path, f"track.trackers.{i}.kind", tracker.kind, folder)
+    for source in config.sources:
+        if source.fn is not None:
+            yield partial(check_import_path, f"{source.path}: fn", source.fn, folder)
     if not isinstance(config, RlvrBase):
         return
     for name, reward in config.rewards.items():

@@ -17,6 +17,7 @@ from roll.core.types import Message
 from roll.data.pictures.forms import pictures_of
 from roll.data.pictures.parts import parts_of, text_of_parts, with_pictures
 from roll.data.pictures.picture import Picture, pictures_in
+from roll.data.preparation.templates import turns_of, with_texts
 from roll.data.spool import spooled
 
 
@@ -47,6 +48,11 @@ class PromptRow:
     """Values of all columns that are not mapped, by column name; large ones are on disk."""
 
     @property
+    def asked(self) -> tuple[Message, ...]:
+        """The messages, or the prompt as one."""
+        return self.messages or (Message(role="user", content=self.prompt or ""),)
+
+    @property
     def pictures(self) -> tuple[Picture, ...]:
         """Pictures in the messages, in order."""
         return pictures_in(self.messages or ())
@@ -59,12 +65,15 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
         DataError: a column is missing or holds the wrong type.
     """
     columns = source.columns
-    used = source.columns_used
+    # Columns that a text names stay, because rewards may read them.
+    used = source.mapped
     require_columns(row.values, source, row.place)
-    values = row.values
+    values = with_texts(row.values, source, row.place)
     prompt = None if columns.prompt is None else text_of(values, columns.prompt, row.place)
     messages = None
-    if columns.messages is not None:
+    if isinstance(columns.messages, tuple):
+        messages = turns_of(columns.messages, values, row.place)
+    elif columns.messages is not None:
         where = f"{row.place}: column {columns.messages!r}"
         messages = messages_of(values[columns.messages], where, folder_of(source))
     pictures = pictures_of_column(row, columns.images, source)

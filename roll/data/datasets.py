@@ -5,22 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll.config.evaluation import QuestionData
 from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
-from roll.core.errors import DataError, PictureError
+from roll.core.errors import CheckpointError, DataError, PictureError
 from roll.core.types import Prompt
 from roll.data.chat.templates import PromptTokenizer, render_prompts, tokenize_prompts
 from roll.data.chat.unknown_text import UnknownText, unknown_pieces
 from roll.data.columns import PromptRow, RawRow, map_row
-from roll.data.pictures.broken import BrokenPictures
+from roll.data.own.template import users_template
 from roll.data.pictures.picture import identities
 from roll.data.pictures.placeholders import Placeholders, expanded
-from roll.data.sources import read_source
+from roll.data.preparation.parts import lies_in
+from roll.data.preparation.processors import processed
+from roll.data.store.load import RowStore, load_rows
+from roll.data.store.making import Encoded, Made, UnstorableError, is_json
+from roll.data.store.rows import Chained, StoredRows
+from roll.data.store.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +43,11 @@ class Item(Protocol):
     @property
     def source(self) -> str:
         """Name of the data source that the row is from."""
+        ...
+
+    @property
+    def tag(self) -> str:
+        """Tag of the row: who scores or teaches it."""
         ...
 
 
@@ -68,14 +80,36 @@ class SourceReport:
     """Sentences for the log: how many rows were left out or changed, and why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source(Generic[Row]):
     """Rows of one source, in file order."""
 
     name: str
     """File stem or name of the hub dataset; unique within a `Dataset`."""
     weight: float
-    items: tuple[Row, ...]
+    items: Sequence[Row]
+    """In memory, or on disk (`StoredRows`)."""
+    digest: str | None = None
+    """Hash of the content of rows on disk; None for rows in memory."""
+
+    @cached_property
+    def tags(self) -> Mapping[str, int]:
+        """Number of rows with each tag."""
+        if isinstance(self.items, StoredRows):
+            return self.items.tags
+        return Counter(item.tag for item in self.items)
+
+    def find(self, row_id: str) -> Row | None:
+        """Return the row with this id; None if there is none."""
+        if isinstance(self.items, StoredRows):
+            return self.items.find(row_id)
+        at = self._places.get(row_id)
+        return None if at is None else self.items[at]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Place of each row by its id."""
+        return {item.id: at for at, item in enumerate(self.items)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +125,28 @@ class Dataset(Generic[Row]):
         return sum(len(source.items) for source in self.sources)
 
     @property
-    def items(self) -> list[Row]:
+    def items(self) -> Sequence[Row]:
         """All rows, source after source."""
-        return [item for source in self.sources for item in source.items]
+        return Chained([source.items for source in self.sources])
+
+    @property
+    def in_memory(self) -> Iterator[Row]:
+        """Rows that are not on disk: all rows with pictures are among them."""
+        kept = (source for source in self.sources if not isinstance(source.items, StoredRows))
+        return (item for source in kept for item in source.items)
+
+    @property
+    def tags(self) -> Mapping[str, int]:
+        """Number of rows with each tag."""
+        return sum((Counter(source.tags) for source in self.sources), Counter())
+
+    def find(self, row_id: str) -> Row:
+        """Return the row with this id; CheckpointError if the data has none."""
+        for source in self.sources:
+            found = source.find(row_id)
+            if found is not None:
+                return found
+        raise CheckpointError(f"the checkpoint names row {row_id!r}, the data has none")
 
 
 def load_prompts(
@@ -102,6 +155,7 @@ def load_prompts(
     tokenizer: PromptTokenizer,
     placeholders: Placeholders | None = None,
     map_one: MapRow = map_row,
+    store: RowStore | None = None,
 ) -> Dataset[Prompt]:
     """Read the prompts of all sources, render them with the chat template and tokenize them.
 
@@ -111,6 +165,8 @@ def load_prompts(
         tokenizer: tokenizer of the model that gets the prompts.
         placeholders: those of this model; None: rows with pictures are refused.
         map_one: function that converts a raw row by the columns of its source.
+        store: folder in which the prompts of large sources are kept, for `map_row` only; None: all
+            stay in memory.
 
     Raises:
         ConfigError: there are rows with pictures, but the model takes none.
@@ -118,7 +174,7 @@ def load_prompts(
             that cannot be read.
     """
     loaded = [
-        source_prompts(name, source, data, tokenizer, placeholders, map_one)
+        source_prompts(name, source, data, tokenizer, placeholders, map_one, store)
         for name, source in named_sources(sources).items()
     ]
     for _, report in loaded:
@@ -143,62 +199,109 @@ def source_prompts(
     tokenizer: PromptTokenizer,
     placeholders: Placeholders | None = None,
     map_one: MapRow = map_row,
+    store: RowStore | None = None,
 ) -> tuple[Source[Prompt], SourceReport]:
     """Load the prompts of one source; see `load_prompts` for arguments and errors."""
-    rows = read_source(source, map_one)
-    broken = BrokenPictures()
-    kept = [(number, row) for number, row in enumerate(rows) if broken.is_sound(row.pictures)]
-    texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)
-    found: list[Sequence[int]] = []
-    prompts: list[Prompt] = []
-    unknown = UnknownText(tokenizer.unk_token)
-    tokens = tokenize_prompts(texts, tokenizer, data)
-    pieces = unknown_pieces(texts, tokens, tokenizer)
-    for (number, row), text, ids, lost in zip(kept, texts, tokens, pieces, strict=True):
-        unknown.note(lost, row.place)
-        try:
-            whole, pictures = expanded(ids, row.pictures, placeholders, row.place)
-        except PictureError as error:
-            broken.note(str(error))
-            continue
-        found.append(whole)
-        if len(whole) <= data.max_prompt_tokens:
-            prompts.append(
-                Prompt(f"{name}:{number}", whole, text, row.answer, row.tag, row.extra, pictures)
-            )
-    broken.refuse_most(source.path, len(rows))
-    lengths = [len(ids) for ids in found]
-    _refuse_most_lost(source.path, lengths, data.max_prompt_tokens)
-    empty = next((prompt.id for prompt in prompts if not prompt.tokens), None)
-    if empty is not None:
-        raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
-    report = _report(name, lengths, data.max_prompt_tokens, unknown, broken)
-    return Source(name, source.weight, tuple(prompts)), report
+    maker = PromptMaker(name, source, data, tokenizer, placeholders, map_one)
+    loaded = load_rows(name, source, maker, store)
+    tally = loaded.tally
+    tally.broken.refuse_most(source.path, tally.read)
+    if not tally.lengths:
+        raise DataError(f"{source.path}: none of {tally.read} rows is left: {tally.dropped}")
+    _refuse_most_lost(source.path, tally.lengths, data.max_prompt_tokens)
+    report = _report(name, len(loaded.items), tally, data.max_prompt_tokens)
+    return Source(name, source.weight, loaded.items, loaded.digest), report
 
 
-def _report(
-    name: str, lengths: Sequence[int], limit: int, unknown: UnknownText, broken: BrokenPictures
-) -> SourceReport:
-    """Return the report on a source whose prompts with sound pictures have these numbers of tokens;
-    those of more than `limit` tokens are left out."""
-    rows, longest, remarks = len(lengths) + len(broken), max(lengths), []
-    too_long = sum(length > limit for length in lengths)
-    if broken:
-        remarks.append(broken.told(rows))
+@dataclass(frozen=True)
+class PromptMaker:
+    """Way from the raw rows of one source to prompts."""
+
+    name: str
+    source: SourceConfig
+    data: DataConfig | QuestionData
+    tokenizer: PromptTokenizer
+    placeholders: Placeholders | None
+    map_one: MapRow
+
+    @property
+    def identity(self) -> list[Any]:
+        return ["map_row", self.data.model_dump(mode="json", include=IN_PROMPTS)]
+
+    @property
+    def template(self) -> str | None:
+        return users_template(self.data)
+
+    def make(self, raw: Iterable[RawRow]) -> Made[Prompt]:
+        data, tokenizer, source = self.data, self.tokenizer, self.source
+        tally = Tally(UnknownText(tokenizer.unk_token))
+        rows = [self.map_one(row, source) for row in processed(raw, source, tally.note_skipped)]
+        tally.rows = len(rows)
+        mine = [
+            (number, row)
+            for number, row in enumerate(rows)
+            if source.part is None or lies_in(source.part, row.asked)
+        ]
+        tally.elsewhere = len(rows) - len(mine)
+        kept = [(number, row) for number, row in mine if tally.broken.is_sound(row.pictures)]
+        texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)
+        prompts: list[Prompt] = []
+        tokens = tokenize_prompts(texts, tokenizer, data)
+        pieces = unknown_pieces(texts, tokens, tokenizer)
+        for (number, row), text, ids, lost in zip(kept, texts, tokens, pieces, strict=True):
+            tally.unknown.note(lost, row.place)
+            try:
+                whole, pictures = expanded(ids, row.pictures, self.placeholders, row.place)
+            except PictureError as error:
+                tally.broken.note(str(error))
+                continue
+            tally.lengths.append(len(whole))
+            if not whole:
+                raise DataError(f"{row.place}: the prompt has no tokens; give it a text")
+            if len(whole) <= data.max_prompt_tokens:
+                row_id = f"{self.name}:{number}"
+                prompts.append(
+                    Prompt(row_id, whole, text, row.answer, row.tag, row.extra, pictures)
+                )
+        return Made(prompts, tally)
+
+    def encode(self, row: Prompt) -> Encoded:
+        extra = dict(row.extra)
+        if row.pictures is not None or not is_json(extra):
+            raise UnstorableError("pictures, or columns that JSON does not hold")
+        more = json.dumps([row.text, row.answer, row.tag, extra])
+        return Encoded([row.tokens], [[]], more, row.tag)
+
+    def decode(self, row_id: str, encoded: Encoded) -> Prompt:
+        return Prompt(row_id, tuple(encoded.tokens[0]), *json.loads(encoded.more))
+
+
+IN_PROMPTS = {"chat_template", "chat_template_kwargs", "max_prompt_tokens"}
+"""Settings of the data on which tokenized prompts depend."""
+
+
+def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:
+    """Return the report on a source of prompts; those of more than `limit` tokens are left out."""
+    remarks = []
+    too_long = sum(length > limit for length in tally.lengths)
+    if tally.broken:
+        remarks.append(tally.broken.told(tally.read))
+    if tally.dropped.counts:
+        remarks.append(str(tally.dropped))
     if too_long:
         remarks.append(
             f"{too_long} left out because they are longer than max_prompt_tokens = {limit} (the "
-            f"longest has {longest} tokens)"
+            f"longest has {tally.longest} tokens)"
         )
-    if unknown.rows:
-        remarks.append(unknown.told(rows))
+    if tally.unknown.rows:
+        remarks.append(tally.unknown.told(tally.read))
     return SourceReport(
         name,
-        len(lengths) - too_long,
-        rows,
+        kept,
+        tally.read,
         too_long,
-        longest,
-        unknown=unknown.rows,
+        tally.longest,
+        unknown=tally.unknown.rows,
         remarks=tuple(remarks),
     )
 
@@ -254,11 +357,15 @@ def fingerprint(sources: Sequence[Source[Row]], identity: Callable[[Row], list[A
     """Return a hash of the content of all rows, 32 hexadecimal digits.
 
     Args:
-        identity: function that returns everything a run depends on in a row, as plain JSON.
+        identity: function that returns everything a run depends on in a row, as plain JSON; not
+            called for rows on disk, which have their hash.
     """
     digest = hashlib.sha256()
     for source in sources:
         digest.update(json.dumps([source.name, len(source.items)]).encode())
+        if source.digest is not None:
+            digest.update(source.digest.encode())
+            continue
         for item in source.items:
             # Further columns may hold what JSON has not, such as dates in a Parquet file.
             digest.update(json.dumps(identity(item), default=str).encode())

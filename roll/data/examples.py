@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from roll.config.sections.data import (
@@ -25,6 +26,7 @@ from roll.data.chat.tokenization import (
     pieces,
     tokenized,
 )
+from roll.data.chat.too_long import fitted
 from roll.data.chat.unknown_text import UnknownText, unknown_pieces
 from roll.data.columns import RawRow
 from roll.data.datasets import (
@@ -35,10 +37,14 @@ from roll.data.datasets import (
     log_report,
     named_sources,
 )
-from roll.data.pictures.broken import BrokenPictures
+from roll.data.own.template import users_template
 from roll.data.pictures.picture import identities
 from roll.data.pictures.placeholders import Placeholders
-from roll.data.sources import read_source
+from roll.data.preparation.parts import lies_in
+from roll.data.preparation.processors import processed
+from roll.data.store.load import RowStore, load_rows
+from roll.data.store.making import Encoded, Made, UnstorableError
+from roll.data.store.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,41 +97,26 @@ def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
     return made
 
 
-@dataclass
-class _DroppedRows:
-    """Counts of rows that were left out, cut or changed, by reason; with each first place."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def note(self, reason: str, place: str) -> None:
-        """Count a row for a reason, a noun phrase; keep the place of the first row."""
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        self.first.setdefault(reason, place)
-
-    def __str__(self) -> str:
-        told = [f"{n} with {why} (first: {self.first[why]})" for why, n in self.counts.items()]
-        return ", ".join(told)
-
-
 def load_texts(
     sources: Sequence[TextSource] | Mapping[str, TextSource],
     data: TextDataConfig,
     tokenizer: Any,
     placeholders: Placeholders | None = None,
+    store: RowStore | None = None,
 ) -> Dataset[Example]:
     """Load texts to imitate.
 
     Args:
         sources: training sources, or validation sets by name.
         placeholders: those of the model; None: rows with pictures are refused.
+        store: folder in which the rows of large sources are kept; None: all stay in memory.
 
     Raises:
         DataError: a source cannot be read, none of its rows is left, or `data.too_long` is `refuse`
             and a sequence is too long.
         ConfigError: there are rows with pictures, but the model takes none.
     """
-    return _dataset(sources, texts_of(data, tokenizer, placeholders))
+    return _dataset(sources, texts_of(data, tokenizer, placeholders), store)
 
 
 def load_preferences(
@@ -133,12 +124,13 @@ def load_preferences(
     data: RowsConfig,
     tokenizer: Any,
     placeholders: Placeholders | None = None,
+    store: RowStore | None = None,
 ) -> Dataset[Example]:
     """Load pairs, or single responses with a label.
 
     Arguments and errors are those of `load_texts`.
     """
-    return _dataset(sources, preferences_of(data, tokenizer, placeholders))
+    return _dataset(sources, preferences_of(data, tokenizer, placeholders), store)
 
 
 S = TypeVar("S", bound=FileConfig)
@@ -161,17 +153,19 @@ def preferences_of(
 
 
 def _dataset(
-    configured: Sequence[S] | Mapping[str, S], reading: ExampleReader[S]
+    configured: Sequence[S] | Mapping[str, S],
+    reading: ExampleReader[S],
+    store: RowStore | None,
 ) -> Dataset[Example]:
     """Load the examples of all configured sources as one dataset, and log how many rows of each
     were kept."""
     sources, reports = [], []
     for name, source in named_sources(configured).items():
-        made, report = reading.source(name, source)
+        made, report = reading.source(name, source, store)
         log_report(report, "rows")
         sources.append(made)
         reports.append(report)
-    return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))
+    return Dataset(tuple(sources), tuple(reports), fingerprint(sources, identity))
 
 
 class ExampleReader(Generic[S]):
@@ -200,55 +194,76 @@ class ExampleReader(Generic[S]):
                 answers.
         """
         self._map_one = map_one
-        self._data = data
-        self._tokenizer = tokenizer
+        self.data = data
+        self.tokenizer = tokenizer
         self._placeholders = placeholders
         self._last_turn_only = last_turn_only
         self._eos_token = check_template(tokenizer, data)
         self._mark = end_mark(tokenizer, data) if data.chat_template else None
 
-    def source(self, name: str, source: S) -> tuple[Source[Example], SourceReport]:
+    def source(
+        self, name: str, source: S, store: RowStore | None = None
+    ) -> tuple[Source[Example], SourceReport]:
         """Read the examples of one source, and report on its rows.
+
+        Args:
+            store: folder in which the rows of a large source are kept; None: all stay in memory.
 
         Raises:
             DataError: see `load_texts`.
         """
-        rows = read_source(source, self._map_one)
-        losses, broken = _DroppedRows(), BrokenPictures()
-        kept = list(self._with_pieces(rows, source.system, losses, broken))
+        loaded = load_rows(name, source, ExampleMaker(self, name, source), store)
+        tally, kept = loaded.tally, len(loaded.items)
+        rows, losses = tally.read, tally.dropped
+        tally.broken.refuse_most(source.path, rows)
+        if not kept:
+            raise DataError(f"{source.path}: none of {rows} rows is left: {losses}")
+        remarks = [tally.broken.told(rows)] if tally.broken else []
+        remarks += [str(losses)] if losses.counts else []
+        remarks += [tally.unknown.told(rows)] if tally.unknown.rows else []
+        report = SourceReport(
+            name,
+            kept,
+            rows,
+            sum(n for reason, n in losses.counts.items() if reason.startswith("more than")),
+            tally.longest,
+            losses.counts.get(ALTERED, 0),
+            tally.unknown.rows,
+            tuple(remarks),
+        )
+        return Source(name, source.weight, loaded.items, loaded.digest), report
+
+    def make(self, name: str, source: S, raw: Iterable[RawRow]) -> Made[Example]:
+        """Tokenize rows of a source; DataError as in `load_texts`."""
+        tally = Tally(UnknownText(self.tokenizer.unk_token))
+        rows = [self._map_one(row, source) for row in processed(raw, source, tally.note_skipped)]
+        tally.rows = len(rows)
+        kept = list(self._with_pieces(rows, source, tally))
         texts = [conversation for _, _, made in kept for conversation in made]
-        tokens = tokenized(texts, self._tokenizer, self._eos_token)
-        unknown = _unknown(texts, tokens, [row for _, row, _ in kept], self._tokenizer)
+        tokens = tokenized(texts, self.tokenizer, self._eos_token)
+        _note_unknown(texts, tokens, [row for _, row, _ in kept], self.tokenizer, tally)
         sequences = iter(tokens)
-        examples, longest = [], 0
+        examples = []
         for number, row, _ in kept:
             own = tuple(next(sequences) for _ in row.conversations)
             try:
                 own = self._with_pictures(own, row)
             except PictureError as error:
-                broken.note(str(error))
+                tally.broken.note(str(error))
                 continue
-            longest = max(longest, *map(len, own))
-            fitted = _fitted(own, self._data, row.place, losses)
-            if fitted is not None:
-                examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label, row.tag))
-        broken.refuse_most(source.path, len(rows))
-        if not examples:
-            raise DataError(f"{source.path}: none of {len(rows)} rows is left: {losses}")
-        remarks = [broken.told(len(rows))] if broken else []
-        remarks += [str(losses)] if losses.counts else []
-        remarks += [unknown.told(len(rows))] if unknown.rows else []
-        report = SourceReport(
-            name,
-            len(examples),
-            len(rows),
-            sum(n for reason, n in losses.counts.items() if reason.startswith("more than")),
-            longest,
-            losses.counts.get(ALTERED, 0),
-            unknown.rows,
-            tuple(remarks),
-        )
-        return Source(name, source.weight, tuple(examples)), report
+            tally.lengths.append(max(map(len, own)))
+            fitting = fitted(own, self.data, row.place, tally.dropped)
+            if fitting is not None:
+                examples.append(
+                    Example(f"{name}:{number}", fitting, row.margin, row.label, row.tag)
+                )
+        return Made(examples, tally)
+
+    @property
+    def identity(self) -> list[Any]:
+        """Settings on which the examples depend, as plain JSON."""
+        settings = self.data.model_dump(mode="json", exclude=NOT_IN_ROWS)
+        return [self._map_one.__name__, settings, self._last_turn_only]
 
     def _with_pictures(
         self, sequences: tuple[TokenSequence, ...], row: DialogueRow
@@ -273,13 +288,16 @@ class ExampleReader(Generic[S]):
     def _with_pieces(
         self,
         rows: Sequence[DialogueRow],
-        system: str | None,
-        losses: _DroppedRows,
-        broken: BrokenPictures,
+        source: FileConfig,
+        tally: Tally,
     ) -> Iterator[tuple[int, DialogueRow, list[list[Piece]]]]:
         """Yield each row that can be learned: its number, itself, and the pieces of each of its
-        conversations. Note the other rows, and altered answers, in `losses` and `broken`."""
+        conversations. Note the other rows, and altered answers, in `tally`."""
+        losses, broken = tally.dropped, tally.broken
         for number, row in enumerate(rows):
+            if source.part is not None and not lies_in(source.part, row.conversations[0].messages):
+                tally.elsewhere += 1
+                continue
             if not all(broken.is_sound(each.pictures) for each in row.conversations):
                 continue
             answers = [conversation.after for conversation in row.conversations]
@@ -290,9 +308,9 @@ class ExampleReader(Generic[S]):
                 made = [
                     pieces(
                         conversation,
-                        self._tokenizer,
-                        self._data,
-                        system=system,
+                        self.tokenizer,
+                        self.data,
+                        system=source.system,
                         place=row.place,
                         last_turn_only=self._last_turn_only,
                         mark=self._mark,
@@ -307,64 +325,70 @@ class ExampleReader(Generic[S]):
             yield number, row, made
 
 
+@dataclass(frozen=True)
+class ExampleMaker(Generic[S]):
+    """Way from the raw rows of one source to examples."""
+
+    reader: ExampleReader[S]
+    name: str
+    source: S
+
+    @property
+    def identity(self) -> list[Any]:
+        return self.reader.identity
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.reader.tokenizer
+
+    @property
+    def template(self) -> str | None:
+        return users_template(self.reader.data)
+
+    def make(self, raw: Iterable[RawRow]) -> Made[Example]:
+        return self.reader.make(self.name, self.source, raw)
+
+    def encode(self, row: Example) -> Encoded:
+        if any(sequence.pictures for sequence in row.sequences):
+            raise UnstorableError("pictures")
+        tokens = [sequence.tokens for sequence in row.sequences]
+        trained = [[at for span in each.trained for at in span] for each in row.sequences]
+        return Encoded(tokens, trained, json.dumps([row.margin, row.label, row.tag]), row.tag)
+
+    def decode(self, row_id: str, encoded: Encoded) -> Example:
+        sequences = (
+            TokenSequence(tuple(tokens), tuple(zip(at[::2], at[1::2], strict=True)))
+            for tokens, at in zip(encoded.tokens, encoded.trained, strict=True)
+        )
+        return Example(row_id, tuple(sequences), *json.loads(encoded.more))
+
+
+NOT_IN_ROWS = {"sources", "rows_per_step", "shuffle", "pictures", "overlap", "cache"}
+"""Settings of the data on which no tokenized row depends."""
+
 ALTERED = "an answer of which the chat template leaves out a part"
 
 
-def _unknown(
+def _note_unknown(
     conversations: Sequence[Sequence[Piece]],
     sequences: Sequence[TokenSequence],
     rows: Sequence[DialogueRow],
     tokenizer: PromptTokenizer,
-) -> UnknownText:
-    """Collect, row by row, the text that the tokenizer maps to its unknown token."""
+    tally: Tally,
+) -> None:
+    """Note, row by row, the text that the tokenizer maps to its unknown token."""
     texts = ["".join(piece.text for piece in conversation) for conversation in conversations]
     each = iter(unknown_pieces(texts, [one.tokens for one in sequences], tokenizer))
-    unknown = UnknownText(tokenizer.unk_token)
     for row in rows:
-        unknown.note([piece for _ in row.conversations for piece in next(each)], row.place)
-    return unknown
+        tally.unknown.note([piece for _ in row.conversations for piece in next(each)], row.place)
 
 
-def _fitted(
-    sequences: tuple[TokenSequence, ...], data: RowsConfig, place: str, losses: _DroppedRows
-) -> tuple[TokenSequence, ...] | None:
-    """Cut the sequences of a row to `data.max_tokens` as configured, and note it in `losses`; None
-    if the row is left out.
-
-    Raises:
-        DataError: a sequence is too long and `data.too_long` is `refuse`.
-    """
-    limit, longest = data.max_tokens, max(map(len, sequences))
-    if longest <= limit:
-        return sequences
-    what = f"more than {limit} tokens"
-    if data.too_long == "refuse":
-        raise DataError(
-            f"{place}: {longest} tokens are more than data.max_tokens = {limit}; raise it, or let "
-            "data.too_long say what becomes of such rows: drop, cut_start or cut_end"
-        )
-    cut: list[TokenSequence] = []
-    if any(sequence.pictures for sequence in sequences):
-        losses.note(f"{what} and pictures, which are never cut", place)
-        return None
-    if data.too_long == "cut_start":
-        surplus = longest - limit
-        if all(surplus < sequence.num_before for sequence in sequences):
-            # Both sequences of a pair lose equally many tokens, so they still share their prompt.
-            cut = [sequence.without_start(surplus) for sequence in sequences]
-    elif data.too_long == "cut_end":
-        cut = [sequence.without_end(limit) for sequence in sequences]
-    if not cut or not all(sequence.trained for sequence in cut):
-        losses.note(what, place)
-        return None
-    if len(cut) == 2 and cut[0].tokens == cut[1].tokens:
-        losses.note("equal answers after the cut", place)
-        return None
-    losses.note(f"{what}, which were cut,", place)
-    return tuple(cut)
+def tokens_of(example: Example) -> list[tuple[int, ...]]:
+    """Return the tokens of each sequence."""
+    return [sequence.tokens for sequence in example.sequences]
 
 
-def _identity(example: Example) -> list[Any]:
+def identity(example: Example) -> list[Any]:
     """Return what the fingerprint covers of an example. Without tags it is the fingerprint of
     earlier versions, whose runs resume."""
     sequences = [[sequence.tokens, sequence.trained] for sequence in example.sequences]

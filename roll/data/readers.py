@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from roll.data.columns import RawRow
 
 BATCH_BYTES = 1 << 26
 """Bytes of a Parquet file that are in memory at a time, about; they may be compressed in it."""
+CHUNK_BYTES = 1 << 20
+"""Bytes of a file, about, whose rows are tokenized at a time where rows are kept on disk."""
 PICTURE_ROWS = 64
 """Number of rows with pictures of a dataset that are in memory at a time."""
 CSV_FIELD_LIMIT = 2**31 - 1
@@ -32,18 +34,30 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
     Raises:
         DataError: a line is not UTF-8 or not a JSON object.
     """
-    number = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            place = f"{path}:{number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{place}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8"
-                ) from None
-            if line:
-                yield RawRow(place, _object(_parse(line, place), place))
+        yield from parsed_lines(path, file, first=1)
+
+
+def parsed_lines(path: Path, lines: Iterable[bytes], first: int) -> Iterator[RawRow]:
+    """Yield one row per line of a JSONL file, as `read_jsonl` does.
+
+    Args:
+        lines: consecutive lines of the file.
+        first: number of the first of them; the file begins with line 1.
+
+    Raises:
+        DataError: a line is not UTF-8 or not a JSON object.
+    """
+    for number, raw in enumerate(lines, first):
+        place = f"{path}:{number}"
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{place}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8"
+            ) from None
+        if line:
+            yield RawRow(place, _object(_parse(line, place), place))
 
 
 def read_json(path: Path) -> Iterator[RawRow]:
@@ -100,20 +114,29 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
     Raises:
         DataError: the file is not a readable Parquet file.
     """
+    number = 0
+    for batch in parquet_batches(path, BATCH_BYTES):
+        for row in batch.to_pylist():
+            yield RawRow(f"{path}: row {number}", row)
+            number += 1
+
+
+def parquet_batches(path: Path, num_bytes: int) -> Iterator[Any]:
+    """Yield the rows of a Parquet file as Arrow's record batches of about `num_bytes` bytes.
+
+    Raises:
+        DataError: the file is not a readable Parquet file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        number = 0
         with pq.ParquetFile(path) as file:
             size = sum(
                 file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)
             )
-            rows = BATCH_BYTES * max(1, file.metadata.num_rows) // max(1, size)
-            for batch in file.iter_batches(batch_size=max(1, min(rows, 1 << 16))):
-                for row in batch.to_pylist():
-                    yield RawRow(f"{path}: row {number}", row)
-                    number += 1
+            rows = num_bytes * max(1, file.metadata.num_rows) // max(1, size)
+            yield from file.iter_batches(batch_size=max(1, min(rows, 1 << 16)))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 
@@ -170,20 +193,33 @@ def read_hub(source: FileConfig) -> Iterator[RawRow]:
     Raises:
         DataError: the dataset cannot be loaded.
     """
+    for number, row in enumerate(_rows(_load_hub(source))):
+        yield RawRow(f"hub dataset {_hub_name(source)}: row {number}", row)
+
+
+def hub_files(source: FileConfig) -> list[Path]:
+    """Return the files in which the local cache holds a dataset of the Hugging Face hub; DataError
+    as in `read_hub`."""
+    return [Path(each["filename"]) for each in _load_hub(source).cache_files]
+
+
+def _hub_name(source: FileConfig) -> str:
+    return source.path + (f" ({source.subset})" if source.subset else "")
+
+
+def _load_hub(source: FileConfig) -> Any:
+    """Return a dataset of the Hugging Face hub; DataError as in `read_hub`."""
     import datasets
 
-    name = source.path + (f" ({source.subset})" if source.subset else "")
     try:
-        loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
+        return datasets.load_dataset(source.path, source.subset, split=source.split)
     except (OSError, ValueError, RuntimeError) as error:
         first_line = (str(error).strip().splitlines() or ["no details"])[0]
         raise DataError(
-            f"hub dataset {name}, split {source.split!r}: cannot be loaded "
+            f"hub dataset {_hub_name(source)}, split {source.split!r}: cannot be loaded "
             f"({type(error).__name__}: {first_line}); check the name, `subset`, `split` "
             "and the network, or download it before and give the path of a file or folder"
         ) from error
-    for number, row in enumerate(_rows(loaded)):
-        yield RawRow(f"hub dataset {name}: row {number}", row)
 
 
 FILE_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

@@ -7,6 +7,7 @@ imports neither torch nor datasets, so that `roll check` answers at once.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,11 @@ from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import has_hub_form, may_be_on_hub
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
 from roll.data.columns import PromptRow, RawRow, map_row, map_task, require_columns
+from roll.data.preparation.processors import processed
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
+from roll.data.store.tally import DroppedRows
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=FileConfig)
 R = TypeVar("R")
@@ -62,7 +67,10 @@ def read_source(source: S, map_one: Callable[[RawRow, S], R]) -> list[R]:
         NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
         DataError: anything else is wrong with the file, a row or a column.
     """
-    rows = [map_one(row, source) for row in _limited(source)]
+    dropped = DroppedRows()
+    rows = [map_one(row, source) for row in processed(raw_rows(source), source, dropped.note)]
+    if dropped.counts:
+        log.warning("source %s: rows left out: %s", source.path, dropped)
     if not rows:
         raise DataError(f"{source.path}: no rows; a source needs at least one")
     return rows
@@ -78,7 +86,7 @@ def check_source(source: FileConfig) -> None:
         NotMadeYetError, DataError: see `read_source`.
     """
     form = resolve_format(source)
-    path = _local(source)
+    path = local_path(source)
     if form == "hub":
         return
     if form == "disk":
@@ -86,12 +94,14 @@ def check_source(source: FileConfig) -> None:
         return
     if form == "parquet":
         names, num_rows = parquet_columns(path)
-        require_columns(names, source, str(path))
+        if source.fn is None:  # its columns are those that the function returns
+            require_columns(names, source, str(path))
         if num_rows:
             return
     else:
         for row in itertools.islice(FILE_READERS[form](path), 1):
-            map_any(row, source)
+            if source.fn is None:
+                map_any(row, source)
             return
     raise DataError(f"{source.path}: no rows; a source needs at least one")
 
@@ -102,7 +112,7 @@ def resolve_format(source: FileConfig) -> str:
     Raises:
         NotMadeYetError, DataError: see `read_source`.
     """
-    path = _local(source)
+    path = local_path(source)
     form: str = source.format
     if form == "hub" or (form == "auto" and not path.exists() and _names_hub(source)):
         if not ("/" in source.path and has_hub_form(source.path)):
@@ -123,11 +133,11 @@ def resolve_format(source: FileConfig) -> str:
     return form
 
 
-def _limited(source: FileConfig) -> Iterator[RawRow]:
+def raw_rows(source: FileConfig) -> Iterator[RawRow]:
     """Return an iterator over the raw rows of a source from the hub, a folder or a file: at most
     the first `limit`. Errors are those of `resolve_format` and of the reader."""
     form = resolve_format(source)
-    path = _local(source)
+    path = local_path(source)
     if form == "hub":
         rows = read_hub(source)
     elif form == "disk":
@@ -137,7 +147,7 @@ def _limited(source: FileConfig) -> Iterator[RawRow]:
     return itertools.islice(rows, source.limit)
 
 
-def _local(source: FileConfig) -> Path:
+def local_path(source: FileConfig) -> Path:
     """Return the path of the source, with `~` replaced by the home folder."""
     return Path(source.path).expanduser()
 

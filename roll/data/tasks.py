@@ -10,6 +10,7 @@ from roll.config.sections.environment import TaskSource
 from roll.core.types import Prompt
 from roll.data.columns import PromptRow, map_task
 from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, identity, named_sources
+from roll.data.preparation.parts import lies_in
 from roll.data.sources import read_source
 
 
@@ -42,6 +43,7 @@ def source_tasks(name: str, source: TaskSource) -> Source[Prompt]:
         items = tuple(
             Prompt(f"{name}:{number}", (), _question(row), row.answer, row.tag, row.extra)
             for number, row in enumerate(read_source(source, map_task))
+            if source.part is None or lies_in(source.part, row.asked)
         )
     return Source(name, source.weight, items)
 

@@ -21,8 +21,10 @@ from roll.core.batches import TrainBatch
 from roll.core.errors import RollError
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.chat.templates import DatedTokenizer
-from roll.data.examples import Example, load_preferences, load_texts
+from roll.data.examples import Example, identity, load_preferences, load_texts, tokens_of
 from roll.data.mixing import Sampler
+from roll.data.preparation.overlap import without_overlap
+from roll.data.store.load import RowStore
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
@@ -57,13 +59,15 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
     seen = placeholders(config.train_model, config.data.pictures)
+    store = RowStore.at(config.data.cache)
     if isinstance(config, SftConfig | DistillationConfig):
-        train = load_texts(config.data.sources, config.data, dated, seen)
-        held_out = load_texts(config.validation.sets, config.data, dated, seen)
+        train = load_texts(config.data.sources, config.data, dated, seen, store)
+        held_out = load_texts(config.validation.sets, config.data, dated, seen, store)
     else:
         assert isinstance(config, PreferenceConfig)
-        train = load_preferences(config.data.sources, config.data, dated, seen)
-        held_out = load_preferences(config.validation.sets, config.data, dated, seen)
+        train = load_preferences(config.data.sources, config.data, dated, seen, store)
+        held_out = load_preferences(config.validation.sets, config.data, dated, seen, store)
+    train = without_overlap(train, held_out, config.data.overlap, tokens_of, identity)
     return RunData(tokenizer, train, held_out, moment)
 
 
@@ -105,7 +109,6 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
             Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
             for _ in range(2)
         )
-        self.by_id = {example.id: example for example in self.data.train.items}
         self.pictures = ExamplePictures.start(config, self.data, self.launcher, self.loop)
         self.sharing = DeviceSharing(config, taking_turns=self.platform == "cuda")
         cluster = self.launcher.start(
@@ -148,7 +151,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         row has pictures."""
         if self.pictures.maker is None:
             return []
-        self.rows_ahead.restore(self.rows.state(), self.by_id.__getitem__)
+        self.rows_ahead.restore(self.rows.state(), self.data.train.find)
         drawn: list[Example] = []
         for _ in range(self.config.data.rows_per_step):
             drawn.append(next(self.rows_ahead))
@@ -206,7 +209,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         """Restore the position in the data and the models from a checkpoint; CheckpointError if the
         data or the model is another. Without a checkpoint, do nothing."""
         if checkpoint is not None and state is not None:
-            self.rows.restore(state.sampler, self.by_id.__getitem__)
+            self.rows.restore(state.sampler, self.data.train.find)
             self.load(checkpoint)
         self.timers.take()
 

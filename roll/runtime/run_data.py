@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,8 +19,11 @@ from roll.config.sections.strategy import NO_PICTURES, EngineConfig, SglangConfi
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
-from roll.data.datasets import Dataset, Item, Source, load_prompts
+from roll.data.datasets import Dataset, Item, Source, identity, load_prompts
 from roll.data.pictures.placeholders import Placeholders
+from roll.data.preparation.overlap import without_overlap
+from roll.data.store.load import RowStore
+from roll.data.store.rows import StoredRows
 from roll.data.tasks import load_tasks
 from roll.models.image_processor import load_image_processor
 from roll.models.load import load_tokenizer
@@ -64,8 +66,12 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
     seen = placeholders(config.train_model, config.data.pictures)
-    train = load_prompts(config.data.sources, config.data, dated, seen)
-    held_out = apart(load_prompts(config.validation.sets, config.data, dated, seen), train)
+    store = RowStore.at(config.data.cache)
+    train = load_prompts(config.data.sources, config.data, dated, seen, store=store)
+    sets = load_prompts(config.validation.sets, config.data, dated, seen, store=store)
+    held_out = apart(sets, train)
+    rule = config.data.overlap
+    train = without_overlap(train, held_out, rule, lambda row: [row.tokens], identity)
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())
@@ -112,6 +118,8 @@ def apart(held_out: Dataset[Prompt], train: Dataset[Prompt]) -> Dataset[Prompt]:
     def renamed(source: Source[Prompt]) -> Source[Prompt]:
         if source.name not in trained:
             return source
+        if isinstance(source.items, StoredRows):
+            return replace(source, items=source.items.with_prefix(f"val/{source.name}"))
         items = (replace(item, id=f"val/{item.id}") for item in source.items)
         return replace(source, items=tuple(items))
 
@@ -124,7 +132,7 @@ def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:
     total = sum(source.weight for source in dataset.sources)
     shares: dict[str, float] = {}
     for source in dataset.sources:
-        for tag, count in Counter(prompt.tag for prompt in source.items).items():
+        for tag, count in source.tags.items():
             part = source.weight / total * count / len(source.items)
             shares[tag] = shares.get(tag, 0.0) + part
     return shares
@@ -137,7 +145,7 @@ def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float
 
 def check_domains(dataset: Dataset[Prompt], domains: Iterable[str]) -> None:
     """Raise DataError unless each of these tags occurs in the training prompts."""
-    tags = {prompt.tag for prompt in dataset.items}
+    tags = dataset.tags
     for tag in domains:
         if tag not in tags:
             raise DataError(
@@ -150,7 +158,7 @@ def check_pictures(dataset: Dataset[Prompt], engine: EngineConfig) -> None:
     """Raise ConfigError if a prompt has pictures and the engine of the policy takes none."""
     if not isinstance(engine, SglangConfig):
         return
-    for prompt in dataset.items:
+    for prompt in dataset.in_memory:
         if prompt.pictures is not None:
             raise ConfigError(f"row {prompt.id} has pictures, and {NO_PICTURES}")
 
@@ -166,6 +174,8 @@ def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> No
         takers: rewards, teachers or environments, each with its tags.
     """
     taken = {tag for taker in takers for tag in taker.tags}
+    if taken.issuperset(dataset.tags):
+        return
     for item in dataset.items:
         if item.tag not in taken:
             raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
-from roll.core.errors import CheckpointError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Prompt
 from roll.data.curriculum import Curriculum
@@ -185,7 +185,7 @@ def start_runtime(
         validator=_validator(config, data.held_out, makers, keeper),
         keeper=keeper,
         colocation=models.colocation,
-        find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
+        find_prompt=dataset.find,
         tag_shares=tag_shares(dataset),
         read=tokenizer.decode,
     )
@@ -193,7 +193,7 @@ def start_runtime(
 
 def _pictures(config: RlvrBase, launcher: Launcher, data: RunData[Prompt]) -> PictureMaker | None:
     """Start the workers that make patches; None if no prompt has pictures."""
-    prompts = (*data.train.items, *data.held_out.items)
+    prompts = itertools.chain(data.train.in_memory, data.held_out.in_memory)
     rows = (prompt.pictures for prompt in prompts)
     return start_pictures(rows, config.data.pictures, config.train_model, launcher)
 
@@ -251,10 +251,3 @@ def _validator(
         max_in_flight=config.rollout.max_in_flight_groups,
         keep=None if keeper is None else keeper.keep_validation,
     )
-
-
-def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:
-    """Return the prompt with this id; CheckpointError if the data has none."""
-    if prompt_id not in by_id:
-        raise CheckpointError(f"the checkpoint names prompt {prompt_id!r}, the data has none")
-    return by_id[prompt_id]

@@ -24,7 +24,7 @@ class Validator:
     """Evaluation that generates and scores samples for every held-out prompt."""
 
     config: ValidationConfig
-    sets: Mapping[str, tuple[Prompt, ...]]
+    sets: Mapping[str, Sequence[Prompt]]
     run_group: RunGroup
     begin_step: Callable[[Mapping[str, float]], None]
     """Function that begins to count failures anew, for a validation with so many samples of each

@@ -143,7 +143,7 @@ def _first(
     """Return the first rows of a source, without those that are too long."""
     limit = rows if source.limit is None else min(rows, source.limit)
     first = source.model_copy(update={"limit": limit})
-    return source_prompts(name, first, config.data, tokenizer)[0].items
+    return tuple(source_prompts(name, first, config.data, tokenizer)[0].items)
 
 
 def _names_set(file: Path, sets: Mapping[str, Any]) -> bool:

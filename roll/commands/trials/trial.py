@@ -23,6 +23,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
+from roll.config.user_code.import_path import searched_first
 from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import is_cached
 from roll.data.sources import resolve_format
@@ -41,8 +42,14 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
 
     Args:
         config: the run to try.
-        folder: folder of the user's modules, which a reward may name.
+        folder: folder of the user's modules, which a source or a reward may name.
     """
+    with searched_first(folder):
+        return _tried(config, folder)
+
+
+def _tried(config: RunConfig, folder: Path) -> Trial:
+    """Return what `try_out` found."""
     if isinstance(config, AgenticBase):
         trial = try_tasks(config, folder)
         _try_template(config, trial)

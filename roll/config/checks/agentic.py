@@ -73,6 +73,8 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
             "data.max_prompt_tokens: an episode has one limit for all that is said in it; set "
             "data.max_episode_tokens"
         )
+    for key in config.data.changed("cache", "overlap"):
+        yield f"data.{key}: tasks have no tokens before their episodes; drop it"
     if config.data.changed("pictures"):
         yield "data.pictures: episodes have no pictures; drop it"
     if Need.GREEDY_BASELINE in config.needs:

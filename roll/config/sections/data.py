@@ -5,21 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from roll.config.base import Config
+from roll.config.column_texts import Column, TurnConfig, columns_in
 from roll.config.user_code.own import OrOwn, OwnPart
 
 
 class ColumnsConfig(Config):
-    """Names of the columns of a source of prompts."""
+    """Names of the columns of a source of prompts. `prompt` and `answer` may also be a text with
+    names of columns in braces, such as `Question: {question}`."""
 
-    prompt: str | None = "prompt"
+    prompt: Column | None = "prompt"
     """Column with the text of the question. Set either this or `messages`, the other to null."""
-    messages: str | None = None
-    """Column with a conversation: a list of {role, content}, or its JSON text. Set either this or
-    `prompt`."""
-    answer: str | None = "answer"
+    messages: Column | tuple[TurnConfig, ...] | None = None
+    """Column with a conversation: a list of {role, content}, or its JSON text; or the turns of one
+    that is made of several columns. Set either this or `prompt`."""
+    answer: Column | None = "answer"
     """Column with the correct answer, which is passed to the reward. null: there is none."""
     tag: str | None = None
     """Column with the tag of each row. If left out: the source's `tag`."""
@@ -56,13 +58,45 @@ class FileConfig(Config, ABC):
     """System message put before every conversation. null: none."""
     limit: int | None = Field(default=None, ge=1)
     """Number of rows to use, from the first row on. null: all rows."""
+    part: tuple[float, float] | None = None
+    """Range within 0 to 1, such as [0, 0.98] for training and [0.98, 1] for validation: only rows
+    whose hash lies in it (not at its end) are used. The hash is of the question alone, so a row
+    keeps its part when others are added. null: all rows."""
     made_by: str | None = Field(default=None, min_length=1)
     """Command that creates `path`; shown in the error message if `path` does not exist yet."""
+    fn: str | None = None
+    """Function `my_module:row` in a file beside the YAML. It gets the columns of a row as a dict
+    and returns those that the run sees: a dict; None to leave the row out; or a list of dicts for
+    several rows. null: rows stay as they are."""
+
+    @field_validator("part")
+    @classmethod
+    def _a_range(cls, part: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Require 0 <= begin < end <= 1."""
+        if part is not None and not 0 <= part[0] < part[1] <= 1:
+            raise ValueError(f"{list(part)} must be a range within 0 to 1, such as [0, 0.98]")
+        return part
 
     @property
     @abstractmethod
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
+        """Values of `columns`: columns, texts made of columns, and turns made of columns."""
+
+    @property
     def columns_used(self) -> tuple[str, ...]:
         """Columns that every row of the source must have."""
+        found: list[str] = []
+        for each in self.mapped:
+            texts = [each] if isinstance(each, str) else [turn.content for turn in each]
+            for text in texts:
+                alone = isinstance(each, str) and not columns_in(text)
+                found += [text] if alone else columns_in(text)
+        return tuple(found)
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Texts made of columns, which rows have as columns of this name."""
+        return tuple(each for each in self.mapped if isinstance(each, str) and columns_in(each))
 
 
 class SourceConfig(FileConfig):
@@ -73,21 +107,22 @@ class SourceConfig(FileConfig):
     """Tag of all samples of this source; it selects their rewards and teachers."""
 
     @property
-    def columns_used(self) -> tuple[str, ...]:
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
         columns = self.columns
         return _named(columns.prompt, columns.messages, columns.answer, columns.tag, columns.images)
 
 
 class TextColumns(Config):
-    """Names of the columns of a source of texts to imitate."""
+    """Names of the columns of a source of texts to imitate. `prompt` and `completion` may also be a
+    text with names of columns in braces, such as `Question: {question}`."""
 
-    messages: str | None = "messages"
-    """Column with a conversation: a list of {role, content}, or its JSON text. Set either this or
-    `completion`, the other to null."""
-    prompt: str | None = None
+    messages: Column | tuple[TurnConfig, ...] | None = "messages"
+    """Column with a conversation: a list of {role, content}, or its JSON text; or the turns of one
+    that is made of several columns. Set either this or `completion`, the other to null."""
+    prompt: Column | None = None
     """Column with the text or conversation that comes before `completion` and is not trained on;
     only together with `completion`."""
-    completion: str | None = None
+    completion: Column | None = None
     """Column with the text to imitate, or a list of messages. Set either this or `messages`."""
     images: str | None = None
     """Column with the pictures of a row: one, or a list. Each `<image>` in the texts of the row
@@ -113,7 +148,7 @@ class TextSource(FileConfig):
     columns: TextColumns = TextColumns()
 
     @property
-    def columns_used(self) -> tuple[str, ...]:
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
         columns = self.columns
         return _named(columns.messages, columns.prompt, columns.completion, columns.images)
 
@@ -133,24 +168,25 @@ class TaughtSource(TextSource):
     """Tag of all rows of this source; it selects their teacher."""
 
     @property
-    def columns_used(self) -> tuple[str, ...]:
-        return (*super().columns_used, *_named(self.columns.tag))
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
+        return (*super().mapped, *_named(self.columns.tag))
 
 
 class PreferenceColumns(Config):
-    """Names of the columns of a source of preferences: pairs, or single responses with a label."""
+    """Names of the columns of a source of preferences: pairs, or single responses with a label.
+    `prompt` and those of responses may also be a text with names of columns in braces."""
 
-    prompt: str | None = "prompt"
+    prompt: Column | None = "prompt"
     """Column with the text or messages before the responses. null: each response is a whole
     conversation."""
-    chosen: str | None = "chosen"
+    chosen: Column | None = "chosen"
     """Column with the better response: text or messages."""
-    rejected: str | None = "rejected"
+    rejected: Column | None = "rejected"
     """Column with the worse response: text or messages."""
     margin: str | None = None
     """Column with a number that says how much better the chosen response is; only for reward
     models."""
-    completion: str | None = None
+    completion: Column | None = None
     """Column with a single response; needs `label`, and excludes `chosen` and `rejected`."""
     label: str | None = None
     """Column that says if the response in `completion` is wanted: true or false."""
@@ -177,7 +213,7 @@ class PreferenceSource(FileConfig):
     columns: PreferenceColumns = PreferenceColumns()
 
     @property
-    def columns_used(self) -> tuple[str, ...]:
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
         columns = self.columns
         return _named(
             columns.prompt,
@@ -190,7 +226,9 @@ class PreferenceSource(FileConfig):
         )
 
 
-def _named(*columns: str | None) -> tuple[str, ...]:
+def _named(
+    *columns: str | tuple[TurnConfig, ...] | None,
+) -> tuple[str | tuple[TurnConfig, ...], ...]:
     """Return the columns that are not None."""
     return tuple(name for name in columns if name is not None)
 
@@ -241,6 +279,14 @@ class TemplateConfig(RenderConfig):
     shuffle: bool = True
     """Draw a new order of rows for each epoch, from the seed. False keeps the order of the
     sources."""
+    overlap: Literal["warn", "drop", "refuse"] = "warn"
+    """What becomes of training rows with the tokens of a row of a validation set. `warn`: the log
+    tells how many there are. `drop`: they are left out of training. `refuse`: the run does not
+    start."""
+    cache: str | None = "~/.cache/roll/rows"
+    """Folder that keeps the tokenized rows of sources of 32 MiB or more, for later starts; any run
+    may use it, and it may be removed at any time between runs. null: they are made at each start,
+    in the folder for temporary files."""
 
 
 class CurriculumBase(Config):

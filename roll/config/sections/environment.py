@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from roll.config.base import Config
+from roll.config.column_texts import TurnConfig
 from roll.config.sections.data import DataConfig, SourceConfig
 from roll.config.sections.lifecycle import ValidationConfig
 
@@ -210,9 +211,9 @@ class TaskSource(SourceConfig):
     """First of these seeds. Sources for training and validation need different ones."""
 
     @property
-    def columns_used(self) -> tuple[str, ...]:
-        """Columns that every row of the file must have; none for tasks made of seeds."""
-        return () if self.seeds is not None else super().columns_used
+    def mapped(self) -> tuple[str | tuple[TurnConfig, ...], ...]:
+        """Values of `columns`; none for tasks made of seeds."""
+        return () if self.seeds is not None else super().mapped
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -231,7 +232,9 @@ class TaskSource(SourceConfig):
             )
         if self.columns.images is not None:
             raise ValueError("`columns.images`: tasks of environments take no pictures; drop it")
-        set_too = self.changed("format", "subset", "split", "limit", "made_by", "columns")
+        set_too = self.changed(
+            "format", "subset", "split", "limit", "made_by", "columns", "fn", "part"
+        )
         if self.seeds is not None and set_too:
             raise ValueError(f"`{set_too[0]}` is for a file of tasks, not for `seeds`; drop it")
         last = self.first_seed + (self.seeds or 1) - 1

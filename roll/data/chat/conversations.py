@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.config.sections.data import FileConfig, PreferenceSource, TaughtSource, TextSource
@@ -22,6 +22,7 @@ from roll.data.columns import (
 )
 from roll.data.pictures.parts import with_pictures
 from roll.data.pictures.picture import Picture, pictures_in
+from roll.data.preparation.templates import turns_of, with_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,14 @@ class Conversation:
     """Messages whose assistant turns are trained."""
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages, in order."""
+        return (*self.before, *self.after)
+
+    @property
     def pictures(self) -> tuple[Picture, ...]:
         """All pictures, in order."""
-        return pictures_in((*self.before, *self.after))
+        return pictures_in(self.messages)
 
     def with_pictures(self, pictures: Sequence[Picture] | None, place: str) -> Conversation:
         """Return the conversation with the pictures of the row's column in their places; DataError
@@ -70,9 +76,12 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
     Raises:
         DataError: a column is missing or holds the wrong type.
     """
-    columns, values = source.columns, row.values
-    require_columns(values, source, row.place)
-    if columns.completion is None:
+    columns = source.columns
+    row = _with_texts(row, source)
+    values = row.values
+    if isinstance(columns.messages, tuple):
+        conversation = Conversation((), turns_of(columns.messages, values, row.place))
+    elif columns.completion is None:
         assert columns.messages is not None
         where = f"{row.place}: column {columns.messages!r}"
         messages = messages_of(values[columns.messages], where, folder_of(source))
@@ -85,6 +94,13 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
     pictures = pictures_of_column(row, columns.images, source)
     conversation = conversation.with_pictures(pictures, row.place)
     return DialogueRow(row.place, (conversation,), tag=_tag(values, source, row.place))
+
+
+def _with_texts(row: RawRow, source: FileConfig) -> RawRow:
+    """Return a row with the texts that its source makes of columns; DataError if one is missing or
+    holds neither text nor a number."""
+    require_columns(row.values, source, row.place)
+    return replace(row, values=with_texts(row.values, source, row.place))
 
 
 def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
@@ -107,8 +123,9 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
     Raises:
         DataError: a column is missing or holds the wrong type.
     """
-    columns, values = source.columns, row.values
-    require_columns(values, source, row.place)
+    columns = source.columns
+    row = _with_texts(row, source)
+    values = row.values
     pictures = pictures_of_column(row, columns.images, source)
     before = _messages_of_column(row, columns.prompt, source, role="user")
     if columns.label is not None:

@@ -6,7 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.config.sections.data import OwnTemplateConfig
+from roll.config.sections.data import OwnTemplateConfig, RenderConfig
+
+
+def users_template(data: RenderConfig) -> str | None:
+    """Return the import path of the chat template that the user brings; None if there is none."""
+    own: object = data.chat_template
+    return own.kind if isinstance(own, ChatTemplate) else None
 
 
 class ChatTemplate(OwnTemplateConfig, ABC):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Self
 
 from roll.config.offline_base import OfflineConfig
@@ -44,7 +45,7 @@ class ExamplePictures:
         """Start the workers that make the patches, if there are rows with pictures."""
         rows = (
             sequence.pictures
-            for example in (*data.train.items, *data.held_out.items)
+            for example in chain(data.train.in_memory, data.held_out.in_memory)
             for sequence in example.sequences
         )
         maker = start_pictures(rows, config.data.pictures, config.train_model, launcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def texts(path: Path, **changes: Any) -> list[Example]:
+def texts(path: Path, **changes: Any) -> Sequence[Example]:
     columns = {"messages": None, "prompt": "prompt", "completion": "completion"}
     data = settings_of(sources=({"path": str(path), "columns": columns},), **changes)
     return load_texts(data.sources, data, chat(CHATML)).items
@@ -173,7 +174,7 @@ def test_a_long_answer_is_cut_at_its_end(tmp_path: Path) -> None:
         texts(path, max_tokens=40, too_long="refuse")
 
 
-def preferences(path: Path, **columns: Any) -> list[Example]:
+def preferences(path: Path, **columns: Any) -> Sequence[Example]:
     data = PreferenceDataConfig.model_validate(
         {"sources": ({"path": str(path), "columns": columns},), "rows_per_step": 1}, strict=False
     )

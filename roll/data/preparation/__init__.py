@@ -1,0 +1,1 @@
+"""Steps of a row between its file and the chat template."""
