@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -10,6 +11,7 @@ from types import TracebackType
 
 EVERY_S = 0.0005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MMAP_THRESHOLD, _LARGE_BYTES = -3, 2**20
 
 
 class PeakMemory:
@@ -65,6 +67,15 @@ class PeakMemory:
     def _read(self) -> None:
         while not self._ended.wait(EVERY_S):
             self._largest = max(self._largest, own_bytes())
+
+
+def return_freed() -> None:
+    """Let malloc return large buffers to the system when they are freed.
+
+    By default the size from which it does so grows with the buffers, and those below leave gaps
+    between others, which look like memory in use. A GPU's allocator fills its gaps.
+    """
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def own_bytes() -> int:

@@ -21,7 +21,7 @@ LARGE, TINY, EXPERTS = "large", "tiny", "experts"
 
 
 def job(spec: WorkerSpec, folder: Path, case: str) -> dict[str, int]:
-    """Return the peak of this rank in bytes above what it had before.
+    """Return the peaks of this rank in bytes above what it had before.
 
     The backend has loaded a tiny model before, because the first one also loads code. A process
     does nothing else, because it would load into memory that was freed and is still its own.
@@ -34,7 +34,7 @@ def job(spec: WorkerSpec, folder: Path, case: str) -> dict[str, int]:
         strategy = _build(spec, folder.parent / model, settings, trained=trained)
     strategy.close()
     group.leave()
-    return {"peak": memory.peak_bytes}
+    return {"peak": memory.peak_bytes, "resident": memory.resident_bytes}
 
 
 def cases(ranks: int) -> dict[str, tuple[str, bool, Any]]:
