@@ -105,9 +105,11 @@ class Fsdp2Strategy(Generic[T]):
         return output_head(self._model.model, lambda part: whole(part).to(self._dtype))
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
-        """Sum gradients over micro-batches, reduce them in the last, take a step.
+        """Sum gradients over ranks and micro-batches, take a step. Collective.
 
-        Collective. See `TrainStrategy.train`.
+        Each micro-batch reduces the gradients of a layer when the layer has them, so a rank keeps
+        only its shard of their sum. Copies of the model add theirs in the last micro-batch. See
+        `TrainStrategy.train`.
         """
         update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
@@ -117,7 +119,7 @@ class Fsdp2Strategy(Generic[T]):
         for total, last in micro_losses(
             self._model, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
         ):
-            root.set_requires_gradient_sync(last)
+            root.set_requires_all_reduce(last)
             root.set_reshard_after_backward(last or self._reshard)
             total.backward()
         grad_norm, lr, applied = update.apply()
