@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -154,4 +155,20 @@ def _print_plan(loaded: LoadedConfig) -> None:
         table.add_row(pool, ", ".join(roles).replace("[", r"\["))
     OUT.print(table)
     for line in plan_lines(loaded.config):
+        OUT.print(f"  {line}", markup=False)
+    _print_memory(loaded)
+
+
+def _print_memory(loaded: LoadedConfig) -> None:
+    """Print what each role is estimated to need of the memory of a device."""
+    from roll.commands.memory.plan import devices_of
+    from roll.commands.memory.report import COLUMNS, report
+
+    rows, lines = report(loaded.config, devices_of(loaded.config, os.environ))
+    if rows:
+        table = Table(*COLUMNS)
+        for row in rows:
+            table.add_row(*row)
+        OUT.print(table)
+    for line in lines:
         OUT.print(f"  {line}", markup=False)

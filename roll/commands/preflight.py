@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from roll.commands.import_paths import check_import_path
+from roll.commands.memory.plan import check_fit, devices_of
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError, UserError
 from roll.config.loading.compose import LoadedConfig
@@ -64,6 +65,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(_check_without_gpu, config, environ), True),
+        (partial(_check_memory, config, environ), config.cluster.memory_gb is None),
         (partial(check_trackers, config.track), True),
     ]
     found = []
@@ -200,6 +202,11 @@ def _check_engine_arguments(config: RunConfig) -> None:
             vllm.check_arguments(role.strategy.engine_args)
         if isinstance(role.strategy, SglangConfig):
             sglang.check_arguments(role.strategy.engine_args)
+
+
+def _check_memory(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a device cannot hold what its roles are estimated to need."""
+    check_fit(config, devices_of(config, environ))
 
 
 def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:

@@ -75,6 +75,20 @@ def _count_present(proc_gpus: Path) -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
+def gpu_memory_gb() -> float | None:
+    """Return the memory of the smallest GPU of this machine, in GiB; None if nvidia-smi does not
+    tell it within 20 s."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    sizes = [int(line) for line in told.stdout.split() if line.isdigit()]
+    return min(sizes) / 1024 if sizes else None
+
+
 def cores() -> tuple[int, ...]:
     """Return the numbers of the CPU cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):

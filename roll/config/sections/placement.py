@@ -96,6 +96,10 @@ class ClusterConfig(Config):
     devices_per_node: int | None = Field(default=None, ge=1)
     """Number of devices of each machine. If left out: its GPUs; without GPUs, as many slots as the
     pools name, each with an equal share of the cores."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of each GPU in GiB, or of each machine if there are no GPUs. A run that is estimated
+    to need more is refused. If left out: what this machine has; nothing is refused if the run joins
+    a cluster."""
     address: str | None = None
     """Address of the Ray cluster to join, `host:port`. If left out: RAY_ADDRESS if that is set;
     otherwise a local Ray is started and stopped with the run, without the processes that `ray

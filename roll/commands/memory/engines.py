@@ -1,0 +1,63 @@
+"""Bytes that an engine needs on each of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.commands.memory.formula import FULL, Needs
+from roll.commands.memory.sizes import ModelSizes
+from roll.config.sections.strategy import EngineConfig, HfEngineConfig, SglangConfig, VllmConfig
+from roll.platform.machine import GIB
+
+CPU_KV_BYTES = 2**26
+"""KV cache of vLLM without a GPU, unless it is set."""
+CPU_KV_TOKENS = 2**14
+"""The same of SGLang, in tokens."""
+_BITS = {"mxfp4": 4, "nvfp4_per_token": 4}
+"""Bits of a weight by format of quantization; 8 of all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests that an engine gets."""
+
+    tokens: int
+    """Largest number of tokens of prompt and response together."""
+    width: int
+    """Bytes of an element."""
+
+
+def served(
+    sizes: ModelSizes, strategy: EngineConfig, requests: Requests, memory: float | None
+) -> Needs:
+    """Return what a process of an engine needs.
+
+    The KV cache is that of the config; where it is a share of the device, it is what the share
+    leaves, and at least one sequence.
+
+    Args:
+        memory: memory of the GPU, in bytes; None: it is not known, or there is no GPU.
+    """
+    b = requests.width
+    per_token = 2 * b * sizes.layers * sizes.keys // strategy.processes
+    sequence = per_token * requests.tokens
+    weights = b * sizes.total // strategy.processes
+    logits = 2 * FULL * strategy.max_num_seqs * sizes.vocab // strategy.processes
+    match strategy:
+        case HfEngineConfig():
+            return Needs(weights=weights, kv_cache=strategy.max_num_seqs * sequence, buffers=logits)
+        case VllmConfig():
+            if strategy.quantization is not None:
+                weights = weights * _BITS.get(strategy.quantization, 8) // (8 * b)
+            cache = None if strategy.kv_cache_gb is None else int(strategy.kv_cache_gb * GIB)
+            default = CPU_KV_BYTES
+        case SglangConfig():
+            tokens = strategy.kv_cache_tokens
+            cache, default = (
+                None if tokens is None else tokens * per_token,
+                CPU_KV_TOKENS * per_token,
+            )
+    if cache is None and memory is not None:
+        left = strategy.gpu_memory_utilization * memory - weights - logits
+        cache = max(sequence, int(left))
+    return Needs(weights=weights, kv_cache=default if cache is None else cache, buffers=logits)

@@ -1,0 +1,223 @@
+"""Bytes that a role needs on each of its devices. docs/memory.md derives the formulas.
+
+P are the elements of all parameters, T those that are trained, b the bytes of an element in forward
+and backward passes, n the number of ranks that share the parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.commands.memory.sizes import ModelSizes
+from roll.config.sections.strategy import (
+    DeepspeedConfig,
+    Fsdp2Config,
+    HfScoreConfig,
+    MegatronConfig,
+    ScoreStrategyConfig,
+)
+
+FULL = 4
+"""Bytes of a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes on one device, by what they are for."""
+
+    weights: int = 0
+    gradients: int = 0
+    moments: int = 0
+    activations: int = 0
+    kv_cache: int = 0
+    buffers: int = 0
+    """Gathered parameters, logits of a chunk, buckets of reductions and pushes."""
+
+    @property
+    def total(self) -> int:
+        return self.resident + self.gradients + self.activations + self.kv_cache + self.buffers
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay while nothing runs."""
+        return self.weights + self.moments
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Forward and backward passes of a role."""
+
+    tokens: int
+    """Tokens of a micro-batch, padding included."""
+    chunk_tokens: int
+    """Tokens whose logits exist at once."""
+    ranks: int
+    width: int
+    """Bytes of an element (b)."""
+
+
+def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> Needs:
+    """Return what a frozen model needs."""
+    b, whole = passes.width, passes.width * sizes.total
+    logits = 2 * FULL * min(passes.chunk_tokens, passes.tokens) * sizes.vocab
+    working = passes.tokens * b * (4 * sizes.hidden + 3 * sizes.feed_forward)
+    match strategy:
+        case HfScoreConfig():
+            return Needs(weights=whole, activations=working, buffers=logits)
+        case MegatronConfig():
+            own = b * _megatron_elements(sizes, strategy)
+            shared = logits // strategy.tp
+            return Needs(weights=own, activations=working // strategy.tp, buffers=shared)
+        case Fsdp2Config():
+            shards = max(1, passes.ranks // strategy.replicas)
+            sharers = strategy.ranks_per_part
+            gathered = b * (sizes.root + 2 * sizes.layer) if shards > 1 else 0
+            weights = 0 if strategy.cpu_offload else whole // shards
+            return Needs(weights, activations=working // sharers, buffers=logits + gathered)
+        case DeepspeedConfig():
+            if strategy.stage < 3:
+                return Needs(weights=whole, activations=working, buffers=logits)
+            gathered = b * (sizes.root + 2 * sizes.layer) if passes.ranks > 1 else 0
+            weights = 0 if strategy.offload_parameters else whole // passes.ranks
+            return Needs(weights, activations=working, buffers=logits + gathered)
+
+
+def trained(
+    sizes: ModelSizes,
+    strategy: Fsdp2Config | DeepspeedConfig | MegatronConfig,
+    passes: Passes,
+    *,
+    elements: int,
+) -> Needs:
+    """Return what a trained model needs.
+
+    Args:
+        elements: number of elements that are trained (T).
+    """
+    match strategy:
+        case Fsdp2Config():
+            return _fsdp2(sizes, strategy, passes, elements)
+        case DeepspeedConfig():
+            return _deepspeed(sizes, strategy, passes, elements)
+        case MegatronConfig():
+            return _megatron(sizes, strategy, passes, elements)
+
+
+def activations(sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass.
+
+    Args:
+        tokens: number of tokens of the micro-batch, or of this rank's slice of it.
+        recomputed: only the inputs of the layers are kept, and one layer is computed again.
+    """
+    layer = layer_activations(sizes, b)
+    ends = (3 * FULL + b) * sizes.hidden  # last norm, and the states before the head
+    kept = sizes.layers * b * sizes.hidden + layer if recomputed else sizes.layers * layer
+    return tokens * (kept + ends)
+
+
+def layer_activations(sizes: ModelSizes, b: int) -> int:
+    """Return the bytes of a token that a layer keeps for the backward pass."""
+    norm = 3 * FULL if b == FULL else FULL + 2 * b  # input in float32, normalised, scaled
+    head_norm = 2 * FULL if b == FULL else FULL + b
+    heads = sizes.queries + sizes.keys
+    return (
+        2 * norm * sizes.hidden
+        + (head_norm * heads if sizes.head_norms else 0)
+        + b * (2 * sizes.queries + 2 * sizes.keys)  # queries and result; keys and values
+        + FULL * sizes.heads
+        + 4 * b * sizes.feed_forward
+    )
+
+
+def head_buffers(sizes: ModelSizes, passes: Passes, *, learns: bool) -> int:
+    """Return the bytes of the backward pass of the chunked log-probs: three times the logits of a
+    chunk, and the gradient of the head, in float32 and in the dtype of the passes."""
+    chunk = min(passes.chunk_tokens, passes.tokens)
+    gradient = (FULL + passes.width) * sizes.head if learns else 0
+    return (2 * FULL + passes.width) * chunk * sizes.vocab + gradient
+
+
+def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, trained: int) -> Needs:
+    b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
+    kept = 0 if strategy.cpu_offload else 1
+    used = sizes.root + 2 * sizes.layer if strategy.reshard_after_forward else sizes.total
+    gathered = b * used if passes.ranks > 1 or b < FULL else 0
+    kept_for = activations(
+        sizes,
+        passes.tokens // strategy.ranks_per_part,
+        b,
+        recomputed=strategy.activation_checkpointing,
+    )
+    # The backward pass begins with the head, and ends with the gradients of the root.
+    begins = head_buffers(sizes, passes, learns=trained == sizes.total)
+    ends = (FULL + b) * sizes.root - kept_for if trained == sizes.total else 0
+    return Needs(
+        weights=kept * FULL * sizes.total // shards,
+        gradients=kept * FULL * trained // shards,
+        moments=kept * 2 * FULL * trained // shards,
+        activations=kept_for,
+        buffers=gathered + max(begins, ends),
+    )
+
+
+def _deepspeed(sizes: ModelSizes, strategy: DeepspeedConfig, passes: Passes, trained: int) -> Needs:
+    b, ranks = passes.width, passes.ranks
+    stage = max(strategy.stage, 1) if b < FULL else strategy.stage
+    buffers = head_buffers(sizes, passes, learns=trained == sizes.total)
+    if stage == 0:
+        weights, gradients, moments = FULL * sizes.total, FULL * trained, 2 * FULL * trained
+    else:
+        kept = 0 if strategy.offload_optimizer else 1
+        masters = kept * FULL * trained // ranks
+        moments = kept * 2 * FULL * trained // ranks
+        copies = ranks if stage == 3 else 1
+        weights = (0 if strategy.offload_parameters else b * sizes.total // copies) + masters
+        gradients = FULL * trained // (ranks if stage >= 2 else 1)
+        buffers += 2 * FULL * min(strategy.bucket_elements, sizes.total)
+        if stage == 3 and ranks > 1:
+            buffers += b * (sizes.root + 2 * sizes.layer)
+    kept_for = activations(sizes, passes.tokens, b, recomputed=strategy.activation_checkpointing)
+    return Needs(weights, gradients, moments, kept_for, buffers=buffers)
+
+
+def _megatron(sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, trained: int) -> Needs:
+    b = passes.width
+    own = _megatron_elements(sizes, strategy)
+    learning = own * trained // sizes.total
+    optimized = _megatron_optimized(sizes, strategy, passes.ranks) * trained // sizes.total
+    in_flight = min(strategy.pp, 2) if strategy.pp > 1 else 1  # about, of the first stage
+    kept = activations(
+        sizes, passes.tokens // strategy.tp, b, recomputed=strategy.recompute == "full"
+    )
+    return Needs(
+        weights=b * own + (FULL * optimized if b < FULL else 0),
+        gradients=FULL * learning,
+        moments=2 * FULL * optimized,
+        activations=kept * in_flight // strategy.pp,
+        buffers=head_buffers(sizes, passes, learns=trained == sizes.total) // strategy.tp,
+    )
+
+
+def _megatron_elements(sizes: ModelSizes, strategy: MegatronConfig) -> int:
+    """Return the elements of a rank's part of the model."""
+    others = (sizes.total - sizes.experts) // strategy.tp
+    return (others + sizes.experts // _expert_ranks(strategy)) // strategy.pp
+
+
+def _megatron_optimized(sizes: ModelSizes, strategy: MegatronConfig, ranks: int) -> int:
+    """Return the elements of which a rank has masters and moments.
+
+    A distributed optimizer divides those of a part of the model over all ranks that have this
+    part; experts may have fewer copies than the rest.
+    """
+    if not strategy.distributed_optimizer:
+        return _megatron_elements(sizes, strategy)
+    of_others = max(ranks, strategy.tp * strategy.pp)
+    of_experts = max(ranks, _expert_ranks(strategy) * strategy.pp)
+    return (sizes.total - sizes.experts) // of_others + sizes.experts // of_experts
+
+
+def _expert_ranks(strategy: MegatronConfig) -> int:
+    """Return the number of ranks that share the experts of a layer."""
+    return strategy.ep * (strategy.etp or strategy.tp)

@@ -1,0 +1,213 @@
+"""Memory that each role of a run needs on each of its devices, and that of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from roll.commands.memory.engines import Requests, served
+from roll.commands.memory.formula import Needs, Passes, scored, trained
+from roll.commands.memory.sizes import ModelSizes, sizes_of
+from roll.config.errors import ConfigError
+from roll.config.offline_base import OfflineConfig
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.roles import Role
+from roll.config.sections.services.judge import ClusterJudgeConfig
+from roll.config.sections.services.opponent import OpponentConfig
+from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
+from roll.distributed.device_layout import address_to_join
+from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
+
+DEFAULT_BUCKET_MB = 32
+MAY_BE_OFF = 0.15
+"""Part by which an estimate may be too high; a run that might fit is not refused."""
+_WIDTHS = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a run, as far as their memory is concerned."""
+
+    platform: str
+    """`cpu` or `cuda`."""
+    memory: float | None
+    """Bytes of each GPU, or of each machine if there are no GPUs; None: not known."""
+    per_node: int
+    """Devices of a machine; without GPUs they share its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """A role, its devices and what it needs of each."""
+
+    role: str
+    devices: tuple[int, ...]
+    needs: Needs
+
+
+def devices_of(config: RunConfig, environ: Mapping[str, str]) -> Devices:
+    """Return the devices of a run: those of the config, or else those of this machine, unless the
+    run joins a cluster."""
+    cluster = config.cluster
+    here = address_to_join(cluster, environ) is None
+    platform = cluster.platform
+    if platform == "auto":
+        platform = "cuda" if here and count_gpus() else "cpu"
+    memory = cluster.memory_gb
+    if memory is None and here:
+        memory = gpu_memory_gb() if platform == "cuda" else memory_gb()
+    highest = max(max(parse_devices(pool)) for pool in config.pools.values())
+    per_node = cluster.devices_per_node or ceil((highest + 1) / cluster.nodes)
+    return Devices(platform, None if memory is None else memory * GIB, per_node)
+
+
+def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], list[str]]:
+    """Return what every role needs, and the names of the models that are not known here."""
+    found, unknown = [], []
+    for name, role in config.roles.items():
+        model = _model_of(config, name)
+        sizes = sizes_of(model)
+        if sizes is None:
+            unknown.append(model.path)
+            continue
+        if isinstance(role, InferRole):
+            width = _WIDTHS[role.dtype or model.dtype]
+            memory = devices.memory if devices.platform == "cuda" else None
+            requests = Requests(_sequence_tokens(config, name), width)
+            needs = served(sizes, role.strategy, requests, memory)
+        else:
+            needs = _computing(config, name, role, model, sizes)
+        found.append(RoleMemory(name, parse_devices(config.pools[role.pool]), needs))
+    return found, list(dict.fromkeys(unknown))
+
+
+def _computing(
+    config: RunConfig,
+    name: str,
+    role: LearnerRole | ScoreRole,
+    model: ModelConfig,
+    sizes: ModelSizes,
+) -> Needs:
+    """Return what a role that trains or scores needs."""
+    rows, longest = _rows(config, name)
+    budget = max(role.max_tokens_per_microbatch, longest)
+    passes = Passes(
+        tokens=min(budget, rows * longest),
+        chunk_tokens=role.logprob_chunk_tokens,
+        ranks=config.num_devices(name),
+        width=_WIDTHS[model.dtype],
+    )
+    if isinstance(role, ScoreRole):
+        return scored(sizes, role.strategy, passes)
+    elements = sizes.total if model.lora is None else sizes.adapter(model.lora)
+    return trained(sizes, role.strategy, passes, elements=elements)
+
+
+def _rows(config: RunConfig, name: str) -> tuple[int, int]:
+    """Return how many rows a rank gets at once, and the tokens of the longest."""
+    parts = config.num_parts(name)
+    if isinstance(config, RlvrBase):
+        role = Role(name) if name in (Role.ACTOR_TRAIN, Role.CRITIC) else None
+        samples = config.samples_per_step if role is None else config.samples_per_update(role)
+        return max(1, samples // parts), config.max_row_tokens
+    assert isinstance(config, OfflineConfig)
+    return max(1, config.data.rows_per_step // parts), config.data.max_tokens
+
+
+def _model_of(config: RunConfig, name: str) -> ModelConfig:
+    """Return the model of a role."""
+    role = config.roles[name]
+    if isinstance(role, ClusterJudgeConfig | OpponentConfig) and role.model is not None:
+        return role.model
+    if isinstance(role, LearnerRole | ScoreRole) and role.model is not None:
+        return role.model
+    return config.train_model
+
+
+def _sequence_tokens(config: RunConfig, name: str) -> int:
+    """Return the largest number of tokens of a request to the engines of a role."""
+    assert isinstance(config, RlvrBase)
+    if name.startswith("judges."):
+        return config.judge_tokens(name.removeprefix("judges."))
+    return config.max_sequence_tokens
+
+
+def of_devices(
+    config: RunConfig, roles: list[RoleMemory], platform: str
+) -> dict[int, dict[str, int]]:
+    """Return, for each device, what is on it at the worst moment: bytes by role.
+
+    On GPUs roles that share a device take turns, and a push of weights has the trainer and the
+    engine there together. Without GPUs nothing moves, so all roles are there.
+    """
+    found = {}
+    for device in sorted({each for role in roles for each in role.devices}):
+        own = {each.role: each.needs for each in roles if device in each.devices}
+        if platform == "cpu":
+            found[device] = {role: needs.total for role, needs in own.items()}
+            continue
+        moments = [{role: needs.total} for role, needs in own.items()]
+        moments += _push(config, own)
+        found[device] = max(moments, key=lambda moment: sum(moment.values()))
+    return found
+
+
+def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int]]:
+    """Yield what is on a device during a push, if trainer and engine share it."""
+    if isinstance(config, RlvrBase) and {Role.ACTOR_TRAIN, Role.ACTOR_INFER} <= own.keys():
+        bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
+        yield {
+            Role.ACTOR_TRAIN: own[Role.ACTOR_TRAIN].resident,
+            Role.ACTOR_INFER: own[Role.ACTOR_INFER].weights,
+            "buckets": 2 * bucket,
+        }
+
+
+def check_fit(config: RunConfig, devices: Devices) -> None:
+    """Raise ConfigError if a device cannot hold what its roles need, by more than `MAY_BE_OFF`.
+
+    Nothing is checked if its memory is not known. Roles whose models are not known here count as
+    nothing.
+    """
+    if devices.memory is None:
+        return
+    roles, _ = of_roles(config, devices)
+    wrong = []
+    for place, moment in _places(config, roles, devices).items():
+        need = sum(moment.values())
+        if need * (1 - MAY_BE_OFF) > devices.memory:
+            parts = ", ".join(f"{role} {gib(size)}" for role, size in moment.items())
+            wrong.append(
+                f"{place} needs about {gib(need)} GiB ({parts}), but has {gib(devices.memory)}"
+            )
+    if wrong:
+        more = f"; so it is with {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise ConfigError(
+            f"{wrong[0]}{more}. Give the pool more devices, shard more (fsdp2, deepspeed stage 3, "
+            "megatron tp or pp), lower max_tokens_per_microbatch, or compute activations again in "
+            "the backward pass (activation_checkpointing, recompute)"
+        )
+
+
+def _places(
+    config: RunConfig, roles: list[RoleMemory], devices: Devices
+) -> dict[str, dict[str, int]]:
+    """Return bytes by role for each memory: that of a GPU, or of a machine without GPUs."""
+    on_devices = of_devices(config, roles, devices.platform)
+    if devices.platform == "cuda":
+        return {f"device {device}": moment for device, moment in on_devices.items()}
+    found: dict[str, dict[str, int]] = {}
+    for device, moment in on_devices.items():
+        place = found.setdefault(f"machine {device // devices.per_node}", {})
+        for role, size in moment.items():
+            place[role] = place.get(role, 0) + size
+    return found
+
+
+def gib(size: float) -> str:
+    """Return bytes in GiB, as text."""
+    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.0f}"

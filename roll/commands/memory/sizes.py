@@ -1,0 +1,171 @@
+"""Numbers of a model that its memory depends on, from its folder. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.core.hub import has_hub_form
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Numbers of elements of a model's parameters, and its widths."""
+
+    total: int
+    """Elements of all parameters; a head that is the embedding counts once."""
+    experts: int
+    """Elements of all routed experts, which are part of `total`."""
+    layer: int
+    """Elements of the largest layer."""
+    root: int
+    """Elements outside of the layers: embedding, head, last norm."""
+    head: int
+    """Elements of the output head."""
+    layers: int
+    hidden: int
+    queries: int
+    """Width of all query heads together."""
+    keys: int
+    """Width of all key heads together; that of the values is the same."""
+    heads: int
+    feed_forward: int
+    """Width of the feed-forward part of a token: that of all experts that it is given to."""
+    vocab: int
+    head_norms: bool
+    """True if queries and keys are normalised head by head."""
+
+    def adapter(self, lora: LoraConfig) -> int:
+        """Return about how many elements an adapter of all linear layers has: of each matrix the
+        rank times the sum of its widths."""
+        attention = 4 * self.hidden + 2 * self.queries + 2 * self.keys
+        feed_forward = 0 if self.experts else 3 * (self.hidden + self.feed_forward)
+        return lora.rank * self.layers * (attention + feed_forward)
+
+
+def sizes_of(model: ModelConfig) -> ModelSizes | None:
+    """Return the sizes of a model; None if its config.json is not on this machine, or describes an
+    architecture whose parameters are not counted here.
+
+    The total is that of the safetensors files, if they are here; else it is computed.
+    """
+    folder = _folder(model.path)
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        counted = count(config)
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    stored = _stored(folder)
+    return counted if stored is None else replace(counted, total=stored)
+
+
+def count(config: Mapping[str, Any]) -> ModelSizes:
+    """Compute the sizes of a decoder with gated feed-forward parts from its config.json.
+
+    Raises:
+        KeyError: the config lacks a number that such a decoder has.
+    """
+    told = {**config, **(config.get("text_config") or {})}
+    hidden, layers, vocab = (
+        int(told[key]) for key in ("hidden_size", "num_hidden_layers", "vocab_size")
+    )
+    heads = int(told["num_attention_heads"])
+    queries, keys, attention = _attention(told, hidden, heads)
+    dense = 3 * hidden * int(told.get("intermediate_size") or 0)
+    number = next((int(told[key]) for key in _NUMBER_OF_EXPERTS if told.get(key)), 0)
+    width, shared, sparse_layers = 0, 0, 0
+    if number:
+        width = int(told.get("moe_intermediate_size") or told["intermediate_size"])
+        shared = int(told.get("shared_expert_intermediate_size") or 0)
+        shared += width * int(told.get("n_shared_experts") or 0)
+        sparse_layers = sum(_is_sparse(told, layer) for layer in range(layers))
+    sparse = 3 * hidden * (number * width + shared) + number * hidden
+    active = width * int(told.get("num_experts_per_tok") or 1) + shared
+    outer = attention + 2 * hidden
+    tied = bool(told.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    head = vocab * hidden
+    root = head * (1 if tied else 2) + hidden
+    body = layers * outer + sparse_layers * sparse + (layers - sparse_layers) * dense
+    return ModelSizes(
+        total=root + body,
+        experts=sparse_layers * number * 3 * hidden * width,
+        layer=outer + max(sparse, 0 if sparse_layers == layers else dense),
+        root=root,
+        head=head,
+        layers=layers,
+        hidden=hidden,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        feed_forward=active if number else dense // (3 * hidden),
+        vocab=vocab,
+        head_norms=str(told.get("model_type", "")).startswith("qwen3"),
+    )
+
+
+def _is_sparse(told: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer of a model with experts has them."""
+    return (
+        layer >= int(told.get("first_k_dense_replace") or 0)
+        and layer not in (told.get("mlp_only_layers") or ())
+        and (layer + 1) % int(told.get("decoder_sparse_step") or 1) == 0
+    )
+
+
+_NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _attention(told: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int, int]:
+    """Return the width of all queries, that of all keys, and the elements of an attention part."""
+    if told.get("kv_lora_rank"):  # multi-head latent attention
+        rank, rope = int(told["kv_lora_rank"]), int(told["qk_rope_head_dim"])
+        each, values = int(told["qk_nope_head_dim"]) + rope, int(told["v_head_dim"])
+        inner = int(told.get("q_lora_rank") or 0)
+        query = inner * (hidden + heads * each) if inner else hidden * heads * each
+        key = hidden * (rank + rope) + rank * heads * (each - rope + values)
+        return heads * each, heads * each, query + key + heads * values * hidden
+    width = int(told.get("head_dim") or hidden // heads)
+    keys = width * int(told.get("num_key_value_heads") or heads)
+    return heads * width, keys, 2 * hidden * (heads * width + keys)
+
+
+def _folder(path: str) -> Path | None:
+    """Return the folder of a model, or that of its config in the hub's cache; None: neither."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if not has_hub_form(path):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _stored(folder: Path) -> int | None:
+    """Return the number of elements in the safetensors files of a folder, from their headers; None
+    if a file is missing."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.is_file():
+            files = [single]
+        else:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted(set(names))]
+        return sum(map(_elements, files))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _elements(file: Path) -> int:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    return sum(prod(known["shape"]) for name, known in header.items() if name != "__metadata__")

@@ -1,0 +1,247 @@
+"""The memory that `roll check` tells, against numbers worked by hand and transformers' models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from roll.commands.memory.formula import Passes, activations, trained
+from roll.commands.memory.plan import Devices, check_fit, of_devices, of_roles
+from roll.commands.memory.report import COLUMNS, report
+from roll.commands.memory.sizes import ModelSizes, count, sizes_of
+from roll.config import load_config
+from roll.config.run import RunConfig
+from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
+from roll.core.errors import ConfigError
+from roll.platform.machine import GIB
+from tests.families import FAMILIES, SIZES, save
+
+SMALL = ModelSizes(
+    total=1000,
+    experts=0,
+    layer=300,
+    root=400,
+    head=200,
+    layers=2,
+    hidden=10,
+    queries=8,
+    keys=4,
+    heads=2,
+    feed_forward=20,
+    vocab=20,
+    head_norms=False,
+)
+PASSES = Passes(tokens=100, chunk_tokens=50, ranks=4, width=4)
+
+PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
+    "Qwen2.5-7B": (
+        {"hidden_size": 3584, "num_hidden_layers": 28, "vocab_size": 152064,
+         "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944},
+        7.62e9,
+    ),
+    "Qwen3-4B": (
+        {"hidden_size": 2560, "num_hidden_layers": 36, "vocab_size": 151936,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 9728, "tie_word_embeddings": True},
+        4.02e9,
+    ),
+    "Qwen3-8B": (
+        {"hidden_size": 4096, "num_hidden_layers": 36, "vocab_size": 151936,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 12288},
+        8.19e9,
+    ),
+    "GLM-4.5-Air": (
+        {"hidden_size": 4096, "num_hidden_layers": 46, "vocab_size": 151552,
+         "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+         "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 8},
+        106e9,
+    ),
+    "Qwen3-32B": (
+        {"hidden_size": 5120, "num_hidden_layers": 64, "vocab_size": 151936,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 25600},
+        32.8e9,
+    ),
+    "Qwen3-30B-A3B": (
+        {"hidden_size": 2048, "num_hidden_layers": 48, "vocab_size": 151936,
+         "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+         "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+         "num_experts_per_tok": 8},
+        30.5e9,
+    ),
+    "Qwen3-235B-A22B": (
+        {"hidden_size": 4096, "num_hidden_layers": 94, "vocab_size": 151936,
+         "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+         "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
+         "num_experts_per_tok": 8},
+        235.1e9,
+    ),
+}  # fmt: skip
+"""Configs of published models, and the number of parameters that their cards give."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_models_are_counted(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert count(config).total == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3_moe", "deepseek_v3", "qwen3_tied"])
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    settings = {**SIZES, **FAMILIES[name]}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = count(config.to_dict())
+    assert counted.total == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
+    assert counted.head == model.get_output_embeddings().weight.numel()
+
+
+def test_the_files_say_the_total(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    sizes = sizes_of(ModelConfig(path=str(tmp_path)))
+    assert sizes is not None
+    assert sizes.total == sum(p.numel() for p in model.parameters())
+
+
+def test_models_that_are_not_here_or_of_other_kinds_are_not_estimated(tmp_path: Path) -> None:
+    assert sizes_of(ModelConfig(path="nobody/has-this-model")) is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other", "n_embd": 3}))
+    assert sizes_of(ModelConfig(path=str(tmp_path))) is None
+
+
+def test_fsdp2_divides_all_that_stays() -> None:
+    needs = trained(SMALL, Fsdp2Config(), PASSES, elements=1000)
+    assert (needs.weights, needs.moments) == (1000, 2000)
+    assert needs.gradients == 1000
+    copies = trained(SMALL, Fsdp2Config(replicas=2), PASSES, elements=1000)
+    assert (copies.weights, copies.gradients, copies.moments) == (2000, 2000, 4000)
+    moved = trained(SMALL, Fsdp2Config(cpu_offload=True), PASSES, elements=1000)
+    assert moved.resident == 0
+    assert moved.activations > 0
+
+
+def test_an_adapter_has_moments_and_gradients_of_its_own_only() -> None:
+    lora = LoraConfig(rank=2)
+    elements = SMALL.adapter(lora)
+    # Two layers of seven matrices: q, k, v, o of widths 8, 4, 4, 8; gate, up, down of 20.
+    by_hand = 2 * 2 * ((10 + 8) + 2 * (10 + 4) + (8 + 10) + 3 * (10 + 20))
+    assert elements == by_hand
+    needs = trained(SMALL, Fsdp2Config(), PASSES, elements=elements)
+    assert needs.weights == 1000
+    assert needs.moments == 2 * elements
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "moments"),
+    [
+        (0, 4000, 4000, 8000),
+        (1, 4000 + 1000, 4000, 2000),
+        (2, 4000 + 1000, 1000, 2000),
+        (3, 1000 + 1000, 1000, 2000),
+    ],
+)
+def test_each_stage_of_zero_divides_more(
+    stage: Any, weights: int, gradients: int, moments: int
+) -> None:
+    needs = trained(SMALL, DeepspeedConfig(stage=stage), PASSES, elements=1000)
+    assert (needs.weights, needs.gradients, needs.moments) == (weights, gradients, moments)
+
+
+def test_megatron_divides_matrices_stages_and_experts() -> None:
+    experts = ModelSizes(
+        total=1000, experts=800, layer=300, root=40, head=20, layers=2, hidden=10, queries=8,
+        keys=4, heads=2, feed_forward=20, vocab=2, head_norms=False,
+    )  # fmt: skip
+    low = Passes(tokens=100, chunk_tokens=50, ranks=4, width=2)
+    needs = trained(experts, MegatronConfig(tp=2, ep=4, etp=1), low, elements=1000)
+    own = 200 // 2 + 800 // 4
+    assert needs.weights == 2 * own + 4 * own
+    assert needs.gradients == 4 * own
+    parts = MegatronConfig(tp=2, ep=4, etp=1, distributed_optimizer=True)
+    # Two ranks have the same matrices; every expert has one copy.
+    assert trained(experts, parts, low, elements=1000).moments == 8 * (200 // 2 // 2 + 800 // 4)
+
+
+def test_recomputed_layers_keep_their_inputs_and_one_layer() -> None:
+    kept = activations(SMALL, 1, 4, recomputed=False)
+    recomputed = activations(SMALL, 1, 4, recomputed=True)
+    # A layer: two norms of three float32 each, queries, their result, keys, values, the log-sum-exp
+    # of two heads, and four tensors of the feed-forward part.
+    layer = 4 * (2 * 3 * 10 + 2 * 8 + 2 * 4 + 2 + 4 * 20)
+    ends = 4 * 4 * 10
+    assert kept == 2 * layer + ends
+    assert recomputed == 2 * 4 * 10 + layer + ends
+
+
+CUDA = Devices("cuda", 80 * GIB, per_node=8)
+RECIPES = sorted(Path("examples/recipes").glob("*.yaml"))
+
+
+def recipe(tmp_path: Path, name: str, *overrides: str) -> RunConfig:
+    """The example of GSM8K with the config of a published model."""
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"} | PUBLISHED[name][0]))
+    own = (f"model.path={folder}", *overrides)
+    return load_config(Path("examples/rlvr_gsm8k/run.yaml"), own).config
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipes_of_large_models_are_estimated(tmp_path: Path, name: str) -> None:
+    config = recipe(tmp_path, name)
+    rows, lines = report(config, CUDA)
+    assert [row[0] for row in rows] == ["actor_train", "actor_infer", "reference"]
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    assert len(lines) == 2
+    assert lines[0].startswith("device 0-3: at most about ")
+    roles, _ = of_roles(config, CUDA)
+    # Masters and moments, 12 bytes, over four ranks.
+    assert roles[0].needs.resident == pytest.approx(12 * PUBLISHED[name][1] / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_every_recipe_fits_gpus_of_80_gb(tmp_path: Path, file: Path) -> None:
+    name = Path(load_config(file).config.train_model.path).name.removesuffix("-Base")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | PUBLISHED[name][0]))
+    config = load_config(file, (f"model.path={tmp_path}",)).config
+    roles, _ = of_roles(config, CUDA)
+    assert "actor_train" in [each.role for each in roles]
+    assert CUDA.memory is not None
+    for moment in of_devices(config, roles, "cuda").values():
+        assert sum(moment.values()) <= CUDA.memory
+
+
+def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    config = recipe(tmp_path, "Qwen3-32B")
+    with pytest.raises(ConfigError, match=r"device 0 needs about \d+ GiB \(actor_train .*has 80"):
+        check_fit(config, CUDA)
+    need = max(
+        sum(each.values())
+        for each in of_devices(config, of_roles(config, CUDA)[0], "cuda").values()
+    )
+    tight = Devices("cuda", 0.9 * need, per_node=8)
+    check_fit(config, tight)  # the estimate may be off by more
+    assert "which may not be enough" in report(config, tight)[1][0]
+    check_fit(config, Devices("cuda", None, per_node=8))
+    check_fit(config, Devices("cuda", 1000 * GIB, per_node=8))
+
+
+def test_roles_take_turns_on_gpus_and_are_together_on_cpus(tmp_path: Path) -> None:
+    config = recipe(tmp_path, "Qwen2.5-7B", "actor_infer.pool=train")
+    roles, _ = of_roles(config, CUDA)
+    needs = {each.role: each.needs for each in roles}
+    on_gpus = of_devices(config, roles, "cuda")[0]
+    push = needs["actor_train"].resident + needs["actor_infer"].weights + 2 * 32 * 2**20
+    assert sum(on_gpus.values()) == max([push, *(each.total for each in needs.values())])
+    on_cpus = of_devices(config, roles, "cpu")[0]
+    assert sum(on_cpus.values()) == sum(each.total for each in needs.values())
