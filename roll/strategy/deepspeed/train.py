@@ -161,6 +161,7 @@ class DeepspeedStrategy(Generic[T]):
             factors=lambda: whole_masters(
                 self._engine, require_trainable(self._update).optimizer, model
             ),
+            manifest=self.weight_manifest,
             weights=self.export_weights,
         )
 

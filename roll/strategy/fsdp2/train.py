@@ -154,6 +154,7 @@ class Fsdp2Strategy(Generic[T]):
             self._model_config,
             merged=merged,
             factors=lambda: ((name, whole(p.detach())) for name, p in names.trained(model)),
+            manifest=self.weight_manifest,
             weights=self.export_weights,
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from roll.models.load import load_tokenizer
 from roll.models.vision.folder import PROCESSOR_FILES
 from roll.models.vision.parts import sees
 from roll.strategy.hf_folder import folder_of
+from roll.strategy.hf_weights import write_weights
 from roll.strategy.training.random_states import random_states, read_random_states
+from roll.weight_sync.manifest import Manifest, TensorMeta
 
 FORMAT = 2
 """Version of the checkpoint format. Format 1 stored random states and the index of FSDP2's shards
@@ -91,6 +94,7 @@ def save_trained(
     *,
     merged: bool,
     factors: Callable[[], Iterable[tuple[str, Tensor]]],
+    manifest: Callable[[], Manifest],
     weights: Callable[[], Iterable[tuple[str, Tensor]]],
 ) -> None:
     """Write the trained adapter in PEFT's format, or the whole model. Collective; rank 0 writes.
@@ -98,13 +102,15 @@ def save_trained(
     Args:
         merged: write the whole model even if an adapter was trained, with its products added.
         factors: function that yields all trained parameters, with their names in `model`.
+        manifest: function that describes the tensors of `weights`.
         weights: function that yields full tensors as in the Hugging Face checkpoint.
     """
     tokenizer = load_tokenizer(config)
     if config.lora is not None and not merged:
         save_adapter(path, model, config, tokenizer, factors())
     else:
-        save_hf(path, model, tokenizer, getattr(torch, config.dtype), weights())
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        save_hf(path, model, tokenizer, dtype, manifest().tensors, weights())
         if sees(model.config) and dist.get_rank() == 0:
             copy_processors(path, config)
 
@@ -114,26 +120,31 @@ def save_hf(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
+    metas: Sequence[TensorMeta],
     weights: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Write a folder that `from_pretrained` loads. Collective; rank 0 writes.
+    """Write a folder that `from_pretrained` loads. Collective; rank 0 writes, tensor by tensor.
 
     Args:
         dtype: dtype of the parameters, written to the config.
+        metas: names, shapes and dtypes of the tensors of `weights`.
         weights: names and full tensors as in the Hugging Face checkpoint, parameters in `dtype`.
     """
-    is_writer = dist.get_rank() == 0
-    kept: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        if is_writer:
-            kept[name] = tensor.cpu()
-    if is_writer:
+    if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
-        # The tensors have the names and layout of the checkpoint already.
-        model.save_pretrained(path, state_dict=kept, save_original_format=False)
+        # Without tensors, transformers writes only the settings, and a model's own code.
+        model.save_pretrained(path, state_dict={}, save_original_format=False)
         # `save_pretrained` puts the dtype of the master weights into the config, but the tensors
         # have `dtype`.
         save_companions(path, model.config, dtype, tokenizer)
+        ignored = set(model._keys_to_ignore_on_save or ())
+        write_weights(
+            path,
+            [meta for meta in metas if meta.name not in ignored],
+            ((name, tensor) for name, tensor in weights if name not in ignored),
+        )
+    else:
+        deque(weights, maxlen=0)
     dist.barrier()
 
 
