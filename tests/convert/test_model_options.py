@@ -78,6 +78,48 @@ def test_grouped_experts_compute_what_hugging_face_computes(tmp_path: Path) -> N
     assert run_ranks(kinds_of_experts, 1, folder, BuildOptions()) == [{"SequentialMLP"}]
 
 
+_MARKS = ("tensor_model_parallel", "partition_dim", "partition_stride", "allreduce")
+
+
+def loaded(folder: Path, sizes: ParallelSizes) -> bool:
+    """Load a model without random weights; return whether values and marks are those of one with
+    them."""
+    adapt_to_cpu()
+    config = read_config(folder)
+    init_parallel(sizes)
+    found = []
+    for options in (BuildOptions(), BuildOptions(random_weights=False)):
+        chunks = build_model(config, sizes, options)
+        for parameter in chunks[0].parameters():
+            if not options.random_weights:
+                parameter.data.fill_(torch.nan)
+        load(folder, chunks, table_of(config), sizes)
+        found.append({name: p for chunk in chunks for name, p in chunk.named_parameters()})
+    drawn, empty = found
+    return drawn.keys() == empty.keys() and all(
+        torch.equal(drawn[name], empty[name])
+        and all(getattr(drawn[name], m, None) == getattr(empty[name], m, None) for m in _MARKS)
+        for name in drawn
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("qwen3_tied", ParallelSizes(tp=2)),
+        ("qwen3_tied", ParallelSizes(pp=2)),
+        ("qwen3_moe", ParallelSizes(tp=2, ep=2, etp=1)),
+        ("gpt_oss", ParallelSizes(tp=2, etp=1)),
+        ("deepseek_v3", ParallelSizes(tp=2)),
+        ("qwen3_next", ParallelSizes()),
+    ],
+)
+def test_weights_that_will_be_loaded_need_no_values_before(
+    tmp_path: Path, name: str, sizes: ParallelSizes
+) -> None:
+    assert run_ranks(loaded, 2, save_model(tmp_path, name), sizes) == [True, True]
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [

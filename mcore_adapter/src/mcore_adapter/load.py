@@ -5,6 +5,7 @@ Tensors are read one after the other; a rank reads only tensors of which it hold
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,9 @@ from mcore_adapter.local_tensors import Held, Ranks, held_tensors
 from mcore_adapter.models import table_of
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.parallel_sizes import ParallelSizes
+
+_PASSED_BYTES = 2**26
+"""Bytes of tensors after which malloc is asked to return what is free."""
 
 
 def read_config(folder: Path) -> Config:
@@ -69,11 +73,24 @@ def load(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     ranks = ranks or Ranks.of_this_process()
+    passed = 0
     with torch.no_grad():
         for held, shard in shards(
             folder, held_tensors(chunks, table, sizes, ranks), table, sizes, ranks
         ):
             held.tensor.copy_(shard)
+            passed += shard.nbytes
+            if passed > _PASSED_BYTES:
+                _return_freed()
+                passed = 0
+
+
+def _return_freed() -> None:
+    """Let malloc return free memory to the system: what merged tensors leave between those of the
+    model would be as much as the model in the end. Does nothing where malloc is not glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def shards(

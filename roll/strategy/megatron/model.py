@@ -91,6 +91,7 @@ def load_model(
     folder = folder_of(model)
     options = BuildOptions(
         dtype=getattr(torch, model.dtype),
+        random_weights=False,
         sequence_parallel=config.sequence_parallel,
         recompute=config.recompute,
         aux_loss_coeff=config.aux_loss_coef,

@@ -36,6 +36,9 @@ class BuildOptions:
 
     dtype: torch.dtype = torch.float32
     """Dtype of the weights."""
+    random_weights: bool = True
+    """False to leave the weights without values, because all of them will be loaded. On a CPU
+    Megatron-Core draws each weight whole and in float32 before it cuts it."""
     sequence_parallel: bool | None = None
     """True to divide activations by tokens over the tensor parallel ranks. None: only where
     Megatron-Core needs it, with experts and tp > 1."""
@@ -204,8 +207,7 @@ def _common_values(
         "bf16": options.dtype is torch.bfloat16,
         "fp16": options.dtype is torch.float16,
         "use_cpu_initialization": not cuda,
-        # Training from scratch starts with these random weights; otherwise weights are loaded.
-        "perform_initialization": True,
+        "perform_initialization": options.random_weights,
         "variable_seq_lengths": options.variable_lengths,
         # Gloo cannot batch sends and receives.
         "batch_p2p_comm": cuda,

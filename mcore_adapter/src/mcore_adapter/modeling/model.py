@@ -17,7 +17,13 @@ from mcore_adapter.platform import mend_missing_te, quiet_imports
 with quiet_imports():
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from megatron.core.tensor_parallel import (
+        ColumnParallelLinear,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        model_parallel_cuda_manual_seed,
+        set_tensor_model_parallel_attributes,
+    )
 
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
     from mcore_adapter.modeling.mtp import GPTModelWithMTP
@@ -100,7 +106,8 @@ def _cut_groups() -> set[dist.ProcessGroup]:
 def build_model(
     config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions | None = None
 ) -> list[GPTModel]:
-    """Build this rank's chunks of the model that a `config.json` describes, with random weights.
+    """Build this rank's chunks of the model that a `config.json` describes, with random weights
+    unless `options` leaves them out.
 
     There is one chunk, or `vpp` chunks in a virtual pipeline. Call `init_parallel(sizes)` first,
     and on a machine without CUDA `adapt_to_cpu()`.
@@ -146,6 +153,8 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         scale_embedding(model, made.traits.embedding_scale)
     if model.post_process and made.traits.logit_cap is not None:
         cap_logits(model, made.traits.logit_cap)
+    if not made.transformer.perform_initialization:
+        _mark_cut(model)
     _mark_experts(model)
     if torch.cuda.is_available():
         model.cuda()
@@ -164,6 +173,29 @@ def _kind(made: ModelConfig, *, last: bool) -> tuple[type[GPTModel], dict[str, A
     if made.transformer.mtp_num_layers and last:
         return GPTModelWithMTP, {**rope, "mtp_block_spec": mtp_spec(made)}
     return GPTModel, rope
+
+
+def _mark_cut(model: GPTModel) -> None:
+    """Mark the weights of which each tensor parallel rank has a part.
+
+    Megatron-Core sets the mark while it draws their values. Without it, the norm of the gradients
+    would count the part of one rank only.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(
+            module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
+        ):
+            continue
+        if module.weight is None or hasattr(module.weight, "tensor_model_parallel"):
+            continue
+        # A rank's part of a gated layer is a part of the gate and one of the rest.
+        gated = model.config.gated_linear_unit and name.endswith("linear_fc1")
+        set_tensor_model_parallel_attributes(
+            module.weight,
+            True,
+            dim=1 if isinstance(module, RowParallelLinear) else 0,
+            stride=2 if gated else 1,
+        )
 
 
 def _mark_experts(model: GPTModel) -> None:
