@@ -44,6 +44,7 @@ for name, command in (
     ("try", run_files.try_small),
     ("run", run_files.run),
     ("show", run_files.show),
+    ("data", run_files.data),
     ("watch", results.watch),
     ("report", results.report),
     ("compare", results.compare),

@@ -128,6 +128,31 @@ def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
         sys.stdout.write(text)
 
 
+def data(
+    file: File,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows of each source to show.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run makes of its rows: lengths, rows left out, duplicates, overlap with
+    validation, and some rows with what is trained of them (docs/data.md)."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        leave_out_triton()
+        import logging
+
+        from roll.commands.data.look import look_at
+        from roll.commands.data.printing import print_look
+        from roll.commands.preflight import user_folder
+        from roll.config.user_code.import_path import searched_first
+
+        logging.getLogger("roll").setLevel(logging.ERROR)  # the command tells it itself
+        with searched_first(user_folder(loaded)):
+            look = look_at(loaded.config, rows)
+        print_look(look, OUT, as_json=as_json)
+
+
 def migrate(
     file: Annotated[Path, typer.Argument(help="A run file of ROLL, verl or NeMo RL.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,

@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -78,6 +78,8 @@ class SourceReport:
     """Number of rows with text that the tokenizer does not know."""
     remarks: tuple[str, ...] = ()
     """Sentences for the log: how many rows were left out or changed, and why."""
+    lengths: Sequence[int] = field(default=(), repr=False)
+    """Tokens of each row that was tokenized, those that are too long included."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +305,7 @@ def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:
         tally.longest,
         unknown=tally.unknown.rows,
         remarks=tuple(remarks),
+        lengths=tally.lengths,
     )
 
 

@@ -230,6 +230,7 @@ class ExampleReader(Generic[S]):
             losses.counts.get(ALTERED, 0),
             tally.unknown.rows,
             tuple(remarks),
+            tally.lengths,
         )
         return Source(name, source.weight, loaded.items, loaded.digest), report
 

@@ -1,0 +1,191 @@
+"""Look at the rows of a run: lengths, rows left out, duplicates, overlap, and some rows whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.config.agentic_base import AgenticBase
+from roll.config.errors import ConfigError
+from roll.config.offline_base import OfflineConfig
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
+from roll.core.types import Prompt
+from roll.data.datasets import Dataset, Source, SourceReport
+from roll.data.examples import Example, tokens_of
+from roll.data.preparation.overlap import TokensOf, hashes_of, overlaps
+from roll.pipeline.offline import load_offline
+from roll.runtime.run_data import RunData, load_data
+
+BINS = 10
+"""Number of bars of a histogram of lengths."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of the text of a row; the parts together are the text."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row as the model reads it."""
+
+    id: str
+    tokens: int
+    """Number of tokens, of all sequences."""
+    sequences: list[list[Piece]]
+    """Text of the prompt, or of each sequence."""
+    answer: str | None
+    """Reference answer of a prompt; None for texts and pairs."""
+
+
+@dataclass(frozen=True)
+class SourceLook:
+    """Rows of one source or validation set."""
+
+    name: str
+    held_out: bool
+    """Whether it is a validation set."""
+    kept: int
+    read: int
+    remarks: list[str]
+    """Sentences about rows that were left out, cut or changed, and why."""
+    median: int
+    """Tokens of the middle one of the rows by length, those that are too long included."""
+    longest: int
+    """Tokens of the longest row."""
+    histogram: list[tuple[int, int, int]]
+    """First and last number of tokens of each bar, and its rows."""
+    duplicates: int
+    """Number of rows with the tokens of an earlier row of the source."""
+    first_duplicate: tuple[str, str] | None
+    """Ids of the first such row, and of the earlier one."""
+    rows: list[ShownRow]
+
+
+@dataclass(frozen=True)
+class Look:
+    """All that is to be seen."""
+
+    sources: list[SourceLook]
+    overlap: list[str]
+    """Sentences about training rows that are in validation sets, too."""
+    limit: int
+    """Largest number of tokens of a row, or of a prompt."""
+
+
+def look_at(config: RunConfig, rows: int) -> Look:
+    """Read and tokenize all rows of a run, as the run does.
+
+    Args:
+        rows: number of rows of each source to show, spread over it.
+
+    Raises:
+        ConfigError: it is a run of agents, or its tokenizer cannot be loaded.
+        DataError: a source cannot be read, or none of its rows is left.
+    """
+    if isinstance(config, AgenticBase):
+        raise ConfigError(
+            "tasks of agents have no tokens before their episodes; `roll env try` shows those"
+        )
+    assert isinstance(config, RlvrBase | OfflineConfig)
+    # Rows that are held out, too, are what this command tells.
+    data = config.data.model_copy(update={"overlap": "warn"})
+    whole = config.model_copy(update={"data": data})
+    if isinstance(whole, RlvrBase):
+        limit = whole.data.max_prompt_tokens
+        return _looked(load_data(whole), _prompt_tokens, _prompt, limit, rows)
+    assert isinstance(whole, OfflineConfig)
+    return _looked(load_offline(whole), tokens_of, _example, whole.data.max_tokens, rows)
+
+
+Show = Callable[[Any, Any], ShownRow]
+"""Function that returns a row as it is shown; its second argument is the tokenizer."""
+
+
+def _looked(data: RunData[Any], tokens: TokensOf, show: Show, limit: int, rows: int) -> Look:
+    """Return the look at loaded rows; see `look_at`."""
+    parts: list[tuple[Dataset[Any], bool]] = [(data.train, False), (data.held_out, True)]
+    sources = [
+        _source(source, report, held, tokens, lambda row: show(row, data.tokenizer), rows)
+        for dataset, held in parts
+        for source, report in zip(dataset.sources, dataset.report, strict=True)
+    ]
+    found = overlaps(data.train, data.held_out, tokens)
+    return Look(sources, [str(each) for each in found], limit)
+
+
+def _source(
+    source: Source[Any],
+    report: SourceReport,
+    held_out: bool,
+    tokens: TokensOf,
+    show: Callable[[Any], ShownRow],
+    rows: int,
+) -> SourceLook:
+    """Return the look at a source."""
+    lengths = sorted(report.lengths)
+    seen: dict[bytes, int] = {}
+    duplicates, first = 0, None
+    for place, digest in enumerate(hashes_of(source.items, tokens)):
+        earlier = seen.setdefault(digest, place)
+        if earlier != place:
+            duplicates += 1
+            first = first or (source.items[place].id, source.items[earlier].id)
+    count = min(rows, len(source.items))
+    return SourceLook(
+        name=source.name,
+        held_out=held_out,
+        kept=report.kept,
+        read=report.rows,
+        remarks=list(report.remarks),
+        median=lengths[len(lengths) // 2],
+        longest=report.longest_tokens,
+        histogram=histogram(lengths),
+        duplicates=duplicates,
+        first_duplicate=first,
+        rows=[show(source.items[i * len(source.items) // count]) for i in range(count)],
+    )
+
+
+def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return at most `BINS` bars of equal width from the smallest length to the largest: first and
+    last length of each, and how many there are."""
+    if not lengths:
+        return []
+    low = min(lengths)
+    width = (max(lengths) - low) // BINS + 1
+    counts = [0] * ((max(lengths) - low) // width + 1)
+    for length in lengths:
+        counts[(length - low) // width] += 1
+    starts = (low + i * width for i in range(len(counts)))
+    return [(start, start + width - 1, n) for start, n in zip(starts, counts, strict=True)]
+
+
+def _prompt_tokens(prompt: Prompt) -> list[Sequence[int]]:
+    return [prompt.tokens]
+
+
+def _prompt(prompt: Prompt, tokenizer: Any) -> ShownRow:
+    """Return a prompt as it is shown: nothing of it is trained."""
+    pieces = [[Piece(prompt.text, trained=False)]]
+    return ShownRow(prompt.id, len(prompt.tokens), pieces, prompt.answer)
+
+
+def _example(example: Example, tokenizer: Any) -> ShownRow:
+    """Return a text or a pair as it is shown, with its trained tokens apart."""
+    shown = []
+    for sequence in example.sequences:
+        pieces, done = [], 0
+        for start, stop in (*sequence.trained, (len(sequence), len(sequence))):
+            for a, b, trained in ((done, start, False), (start, stop, True)):
+                if a < b:
+                    text = tokenizer.decode(list(sequence.tokens[a:b]), skip_special_tokens=False)
+                    pieces.append(Piece(text, trained))
+            done = stop
+        shown.append(pieces)
+    return ShownRow(example.id, sum(map(len, example.sequences)), shown, None)
