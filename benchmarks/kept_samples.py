@@ -30,6 +30,7 @@ from roll.config.sections.roles import Role
 from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.types import Prompt, Sample, WorkerSpec
 from roll.distributed.remote_values import RemoteValue
+from roll.output_dir.sample_files import Origin
 from roll.rollout.types import Group, ScoredSample
 from roll.runtime.sample_keeper import slim
 from roll.workers.sample_writer.worker import SampleJob, SampleWriter
@@ -79,12 +80,15 @@ def row(samples: int, median: int) -> list[str]:
         platform="cpu",
     )
     with tempfile.TemporaryDirectory() as folder:
-        writer = SampleWriter(spec, Path(folder), ModelConfig(path=folder))
+        writer = SampleWriter(
+            spec, Path(folder), ModelConfig(path=folder), Origin("hash", "qwen3", pictures=False)
+        )
         driver_s, writer_s = [], []
         for step in range(TRIES + 1):  # the first one imports
             begun_s = time.process_time()
-            job = SampleJob(step, "train", list(slim(groups)), [None] * len(rows))
-            pickle.dumps(SampleJob(step, "train", [far(one) for one in job.samples], job.sets))
+            none = [None] * len(rows)
+            job = SampleJob(step, "train", list(slim(groups)), none, none)
+            pickle.dumps(replace(job, samples=[far(one) for one in job.samples]))
             sent_s = time.process_time()
             failed = writer.write_file(job)
             assert failed is None, failed

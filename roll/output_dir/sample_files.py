@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +17,20 @@ Split = Literal["train", "validation"]
 FOLDER = "samples"
 """Name of the folder in the output_dir of a run; it has a folder for each split."""
 _FILE = re.compile(r"step_(\d+)\.parquet")
+_ORIGIN = b"roll"
+"""Key of the metadata of a file that holds its `Origin`, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of the samples of a file: a model of the same kind can train on them."""
+
+    tokenizer: str
+    """Hash of the tokens and their ids (`roll.models.token_hash`)."""
+    model_type: str
+    """Name of the model's architecture in transformers, such as `qwen3`."""
+    pictures: bool
+    """Whether prompts may have pictures, which the files do not hold."""
 
 
 @cache
@@ -44,6 +60,7 @@ def schema() -> Any:
             "response": pa.string(),
             "ground_truth": pa.string(),
             "reward": pa.float64(),
+            "baseline_reward": pa.float64(),
             "rewards": scores,
             "parts": scores,
             "failed_rewards": pa.list_(pa.string()),
@@ -56,7 +73,17 @@ def schema() -> Any:
             "oldest_version": pa.int32(),
             "newest_version": pa.int32(),
             "turns": pa.list_(
-                pa.struct({"by": pa.string(), "text": pa.string(), "reward": pa.float64()})
+                pa.struct(
+                    {
+                        "by": pa.string(),
+                        "text": pa.string(),
+                        "reward": pa.float64(),
+                        "row": pa.int32(),
+                        "begin": pa.int32(),
+                        "end": pa.int32(),
+                        "state": pa.string(),
+                    }
+                )
             ),
             **row,
             "branches": pa.list_(pa.struct(row)),
@@ -79,25 +106,33 @@ def sample_files(output_dir: Path, split: Split) -> dict[int, Path]:
 
 
 @contextmanager
-def _writer(path: Path) -> Iterator[Any]:
+def _writer(path: Path, origin: Origin) -> Iterator[Any]:
     """Open a writer of a file, which gets its name when the block has ended without an error."""
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    columns = schema().with_metadata({_ORIGIN: json.dumps(asdict(origin))})
     with (
         replaced(path) as file,
-        pq.ParquetWriter(file, schema(), compression="zstd") as writer,
+        pq.ParquetWriter(file, columns, compression="zstd") as writer,
     ):
         yield writer
 
 
-def write_samples(path: Path, tables: Iterable[Any]) -> None:
+def origin_of(columns: Any) -> Origin | None:
+    """Return what the samples of a file were made with, by the schema of the file; None if it does
+    not say so."""
+    told = (columns.metadata or {}).get(_ORIGIN)
+    return None if told is None else Origin(**json.loads(told))
+
+
+def write_samples(path: Path, tables: Iterable[Any], origin: Origin) -> None:
     """Write tables of `schema` into a file, one row group each.
 
     Raises:
         OSError: the disk is full, or another error of the disk; there is no new file then.
     """
-    with _writer(path) as writer:
+    with _writer(path, origin) as writer:
         for table in tables:
             writer.write_table(table)
 

@@ -163,7 +163,7 @@ def start_runtime(
             hosts=hosts,
             opponents=models.opponents.fleets,
         )
-    curriculum, keeper = _curriculum(config, dataset), start_keeper(config, launcher)
+    curriculum, keeper = _curriculum(config, dataset), start_keeper(config, launcher, data)
     prompts = Sampler(
         dataset, seed=config.seed, shuffle=config.data.shuffle, preferences=curriculum
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,11 @@ from roll.core.errors import RollError, WorkerLostError
 from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.output_dir.sample_files import Split
+from roll.models.load import load_config
+from roll.models.token_hash import token_hash
+from roll.output_dir.sample_files import Origin, Split
 from roll.rollout.types import Group, ScoredSample
+from roll.runtime.run_data import RunData
 from roll.workers.sample_writer.worker import SampleJob, SampleWriter
 
 logger = logging.getLogger(__name__)
@@ -70,8 +74,14 @@ class SampleKeeper:
         self, step: int, split: Split, sets: Sequence[tuple[str | None, Sequence[Group]]]
     ) -> None:
         """Queue the samples of a file; leave them out if too many files wait."""
-        named = [(name, one) for name, groups in sets for one in slim(groups)]
-        job = SampleJob(step, split, [one for _, one in named], [name for name, _ in named])
+        of = [(name, group) for name, groups in sets for group in groups for _ in group.samples]
+        job = SampleJob(
+            step,
+            split,
+            list(slim(group for _, groups in sets for group in groups)),
+            sets=[name for name, _ in of],
+            baselines=[baseline_reward(group) for _, group in of],
+        )
         with self._changed:
             if len(self._jobs) < MAX_WAITING:
                 self._jobs.append(job)
@@ -155,14 +165,29 @@ class SampleKeeper:
             )
 
 
-def start_keeper(config: RlvrBase, launcher: Launcher) -> SampleKeeper | None:
+def start_keeper(
+    config: RlvrBase, launcher: Launcher, data: RunData[Prompt]
+) -> SampleKeeper | None:
     """Start the worker that writes samples; None if the run keeps none."""
     kept = config.track.samples
     if kept == "none" or (kept == "validation" and not config.validation.sets):
         return None
     place = Placement(Role.SAMPLES, pool=None, workers=1, replaceable=True)
-    cluster = launcher.start(SampleWriter, place, Path(config.output_dir), config.train_model)
+    origin = Origin(
+        tokenizer=token_hash(data.tokenizer),
+        model_type=load_config(config.train_model).model_type,
+        pictures=any(prompt.pictures for prompt in data.train.items),
+    )
+    output_dir = Path(config.output_dir)
+    cluster = launcher.start(SampleWriter, place, output_dir, config.train_model, origin)
     return SampleKeeper(cluster, training=kept == "all", write_timeout_s=WRITE_TIMEOUT_S)
+
+
+def baseline_reward(group: Group) -> float | None:
+    """Return the reward of the greedy response of a group, as `SampleJob` has it."""
+    if group.baseline is None:
+        return None
+    return group.baseline.total if group.baseline.has_reward else math.nan
 
 
 def slim(groups: Iterable[Group]) -> Iterator[ScoredSample]:

@@ -19,7 +19,7 @@ from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.cluster import RayCluster
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.remote_values import store
-from roll.output_dir.sample_files import sample_file
+from roll.output_dir.sample_files import Origin, sample_file
 from roll.rollout.types import Group
 from roll.runtime.sample_keeper import SampleKeeper
 from roll.workers.sample_writer.worker import SampleWriter
@@ -46,7 +46,8 @@ def far_group(seed: int) -> Group:
 
 def test_a_writer_that_is_killed_costs_no_file(manager: ResourceManager, tmp_path: Path) -> None:
     place = Placement(Role.SAMPLES, pool=None, workers=1, replaceable=True)
-    cluster = manager.start(SampleWriter, place, tmp_path, ModelConfig(path="nowhere"))
+    model, origin = ModelConfig(path="nowhere"), Origin("hash", "qwen3", pictures=False)
+    cluster = manager.start(SampleWriter, place, tmp_path, model, origin)
     assert isinstance(cluster, RayCluster)
     keeper = SampleKeeper(cluster, training=True, write_timeout_s=60)
     keeper.keep_step(0, [far_group(0)])

@@ -15,7 +15,7 @@ from roll.config.sections.roles import Role
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.distributed.cluster import Cluster, Placement
-from roll.output_dir.sample_files import sample_files
+from roll.output_dir.sample_files import Origin, sample_files
 from roll.output_dir.trackers import read_records
 from roll.pipeline.agentic import AgenticPipeline
 from roll.pipeline.rlvr import RlvrPipeline
@@ -28,6 +28,7 @@ from tests.runs import run_local, write_task
 from tests.tiny import char_tokenizer
 
 Row = tuple[list[int], list[float], list[int]]
+ORIGIN = Origin("hash", "qwen3", pictures=False)
 ALL = {"tensorboard": False, "samples": "all"}
 
 
@@ -154,7 +155,7 @@ def test_a_checkpoint_is_complete_only_when_the_samples_before_it_are_kept(tmp_p
         def open(self) -> None:
             super().open()
             place = Placement(Role.SAMPLES, pool=None, workers=1, replaceable=True)
-            arguments = place, self.output_dir, self.config.train_model
+            arguments = place, self.output_dir, self.config.train_model, ORIGIN
             cluster: Cluster[Any] = self.launcher.start(Slow, *arguments)
             keeper = SampleKeeper(cluster, training=True, write_timeout_s=20)
             self.runtime = replace(self.runtime, keeper=keeper)

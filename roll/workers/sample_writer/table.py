@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike
 
 from roll.core.completion import VersionRuns
-from roll.core.types import Sample
+from roll.core.types import Sample, Turn
 from roll.output_dir.sample_files import schema
 from roll.rollout.episodes.turn_texts import turn_texts
 from roll.rollout.types import ScoredSample
@@ -23,6 +23,7 @@ def table_of(
     step: int,
     split: str,
     sets: Sequence[str | None],
+    baselines: Sequence[float | None],
     read: Callable[[Sequence[int]], str],
 ) -> Any:
     """Return samples as a table with the columns of `sample_files.schema`.
@@ -32,6 +33,7 @@ def table_of(
         step: number of the step, or of the steps before the validation.
         split: `train` or `validation`.
         sets: name of the validation set of each sample; None in training.
+        baselines: reward of the greedy response to the prompt of each sample; see `SampleJob`.
         read: function that decodes token ids to text, for the turns of agents.
     """
     firsts = [scored.sample for scored in samples]
@@ -41,7 +43,8 @@ def table_of(
         "set": list(sets),
         **_named(samples),
         **_scores(samples),
-        "turns": [turn_texts(one, read) if one.turns else None for one in samples],
+        "baseline_reward": list(baselines),
+        "turns": [_turns(one, read) if one.turns else None for one in samples],
         **_rows(firsts),
         "branches": _branches(samples),
     }
@@ -86,6 +89,22 @@ def _scores(samples: Sequence[ScoredSample]) -> dict[str, Any]:
             for one in samples
         ],
     }
+
+
+def _turns(
+    scored: ScoredSample, read: Callable[[Sequence[int]], str]
+) -> list[dict[str, str | float | int]]:
+    """Return an episode turn by turn, with the places of the policy's turns in its rows."""
+    policy = iter(scored.turns)
+    return [
+        {**said, **_place(next(policy))} if said["by"] == "policy" else said
+        for said in turn_texts(scored, read)
+    ]
+
+
+def _place(turn: Turn) -> dict[str, str | int]:
+    """Return where the tokens of a turn are, and in which state of the environment it began."""
+    return {"row": turn.row, "begin": turn.begin, "end": turn.end, "state": turn.state}
 
 
 def _rows(rows: Sequence[Sample]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.remote_contents import fetch_samples
 from roll.distributed.worker import Worker
-from roll.output_dir.sample_files import Split, sample_file, write_samples
+from roll.output_dir.sample_files import Origin, Split, sample_file, write_samples
 from roll.rollout.types import ScoredSample
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class SampleJob:
     """Samples whose tokens are here or elsewhere."""
     sets: Sequence[str | None]
     """Name of the validation set of each sample; None in training."""
+    baselines: Sequence[float | None]
+    """Reward of the greedy response to the prompt of each sample: None without such a response, NaN
+    if a reward failed on it."""
 
 
 class SampleWriter(Worker):
@@ -43,12 +46,16 @@ class SampleWriter(Worker):
     Args:
         output_dir: folder of the run.
         model: model whose tokenizer reads the turns of agents.
+        origin: what the samples are made with.
     """
 
-    def __init__(self, spec: WorkerSpec, output_dir: Path, model: ModelConfig) -> None:
+    def __init__(
+        self, spec: WorkerSpec, output_dir: Path, model: ModelConfig, origin: Origin
+    ) -> None:
         super().__init__(spec)
         self._output_dir = output_dir
         self._model = model
+        self._origin = origin
 
     async def write(self, job: SampleJob) -> str | None:
         """Write a file; return why it could not be written, or None if it is complete.
@@ -63,7 +70,7 @@ class SampleWriter(Worker):
         """Do what `write` does, in the thread of the caller."""
         path = sample_file(self._output_dir, job.split, job.step)
         try:
-            write_samples(path, self._tables(job))
+            write_samples(path, self._tables(job), self._origin)
         except OSError as error:
             return f"{path}: {error.strerror or error}"
         return None
@@ -80,6 +87,7 @@ class SampleWriter(Worker):
                 step=job.step,
                 split=job.split,
                 sets=job.sets[rows],
+                baselines=job.baselines[rows],
                 read=self._read,
             )
 

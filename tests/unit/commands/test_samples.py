@@ -21,10 +21,12 @@ from roll.commands.samples.show import SHORT, printable
 from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.errors import DataError
 from roll.core.types import Prompt, Sample, Turn
-from roll.output_dir.sample_files import Split, sample_file, schema, write_samples
+from roll.output_dir.sample_files import Origin, Split, sample_file, schema, write_samples
 from roll.pipeline.rollout_files import dump_rollouts
 from roll.rollout.types import Group, ScoredSample
 from roll.workers.sample_writer.table import table_of
+
+ORIGIN = Origin("hash", "qwen3", pictures=False)
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07 \x9b31m \r \u202e \x00 \u2028 step 9  reward 9"
 
@@ -49,11 +51,12 @@ def read(tokens: Sequence[int]) -> str:
 
 def table(samples: Sequence[ScoredSample], step: int, split: Split = "train") -> Any:
     sets = ["held_out" if split == "validation" else None] * len(samples)
-    return table_of(samples, step=step, split=split, sets=sets, read=read)
+    none = [None] * len(samples)
+    return table_of(samples, step=step, split=split, sets=sets, baselines=none, read=read)
 
 
 def write(folder: Path, samples: Sequence[ScoredSample], step: int, split: Split = "train") -> None:
-    write_samples(sample_file(folder, split, step), [table(samples, step, split)])
+    write_samples(sample_file(folder, split, step), [table(samples, step, split)], ORIGIN)
 
 
 def dump(folder: Path, samples: Sequence[ScoredSample], step: int) -> Path:
@@ -176,7 +179,7 @@ def test_files_are_read_in_the_order_of_training(tmp_path: Path) -> None:
 
 def test_the_best_of_many_row_groups_are_found(tmp_path: Path) -> None:
     parts = [table([scored(n) for n in range(i, 60, 7)], 0) for i in range(7)]
-    write_samples(sample_file(tmp_path, "train", 0), parts)
+    write_samples(sample_file(tmp_path, "train", 0), parts, ORIGIN)
     best = find_samples(tmp_path, Question(sort="-reward", limit=3)).rows
     assert [row["response_tokens"] for row in best] == [60, 59, 58]
 
@@ -187,6 +190,8 @@ def test_a_dump_says_what_a_parquet_file_says(tmp_path: Path) -> None:
     path = dump(tmp_path / "dump", rows, 0)
     one = find_samples(tmp_path / "parquet", Question()).rows
     other = find_samples(tmp_path / "dump", Question()).rows
+    [turn] = one[2]["turns"]
+    turn |= dict.fromkeys(("row", "begin", "end", "state"))  # which no person reads
     # A dump has the text of the prompt's tokens.
     assert [row | {"seat": None, "prompt": "1 2"} for row in one] == other
     with path.open("a") as file:

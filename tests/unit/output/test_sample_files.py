@@ -13,12 +13,19 @@ import pytest
 from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.step_rewards import StepRewards
 from roll.core.types import Prompt, Sample, Turn
-from roll.output_dir.sample_files import drop_samples, sample_file, sample_files, write_samples
+from roll.output_dir.sample_files import (
+    Origin,
+    drop_samples,
+    sample_file,
+    sample_files,
+    write_samples,
+)
 from roll.rollout.types import ScoredSample
 from roll.workers.sample_writer.table import table_of
 from tests.full_disk import files_up_to
 
 STOP = FinishReason.STOP
+ORIGIN = Origin("hash", "qwen3", pictures=False)
 
 
 def scored(text: str = "text", tokens: int = 4, **scores: Any) -> ScoredSample:
@@ -28,12 +35,18 @@ def scored(text: str = "text", tokens: int = 4, **scores: Any) -> ScoredSample:
     return ScoredSample(Sample("5/data:7/1", "5/data:7", prompt, completion), 1.5, **scores)
 
 
+def placed(row: Any, begin: Any, end: Any, state: Any = "") -> dict[str, Any]:
+    """Place of a turn."""
+    return {"row": row, "begin": begin, "end": end, "state": state}
+
+
 def table(*samples: ScoredSample, step: int = 5) -> Any:
     return table_of(
         samples,
         step=step,
         split="train",
         sets=[None] * len(samples),
+        baselines=[None] * len(samples),
         read=lambda tokens: " ".join(map(str, tokens)),
     )
 
@@ -73,6 +86,7 @@ def test_all_that_is_known_of_a_sample_is_in_its_row() -> None:
         "response": "t",
         "ground_truth": "answer",
         "reward": 1.5,
+        "baseline_reward": None,
         "rewards": [("env", 3.0)],
         "parts": [("env/steps", 2.0)],
         "failed_rewards": [],
@@ -85,9 +99,9 @@ def test_all_that_is_known_of_a_sample_is_in_its_row() -> None:
         "oldest_version": 3,
         "newest_version": 4,
         "turns": [
-            {"by": "policy", "text": "5 6", "reward": 0.5},
-            {"by": "environment", "text": "1 2", "reward": None},
-            {"by": "policy", "text": "4", "reward": 1.0},
+            {"by": "policy", "text": "5 6", "reward": 0.5, **placed(0, 0, 2)},
+            {"by": "environment", "text": "1 2", "reward": None, **placed(None, None, None, None)},
+            {"by": "policy", "text": "4", "reward": 1.0, **placed(1, 0, 1)},
         ],
         "prompt_ids": [1, 2],
         "response_ids": [5, 6, 9, 7],
@@ -118,15 +132,15 @@ def test_a_text_that_is_no_unicode_costs_no_row() -> None:
 
 
 def test_pandas_reads_a_folder_while_a_file_is_half_written(tmp_path: Path) -> None:
-    write_samples(sample_file(tmp_path, "train", 5), [table(scored()), table(scored())])
-    write_samples(sample_file(tmp_path, "validation", 6), [table(scored(), step=6)])
+    write_samples(sample_file(tmp_path, "train", 5), [table(scored()), table(scored())], ORIGIN)
+    write_samples(sample_file(tmp_path, "validation", 6), [table(scored(), step=6)], ORIGIN)
 
     def tables() -> Any:
         yield table(scored(), step=7)
         assert list(pd.read_parquet(tmp_path / "samples")["step"]) == [5, 5, 6]
         yield table(scored(), step=7)
 
-    write_samples(sample_file(tmp_path, "train", 7), tables())
+    write_samples(sample_file(tmp_path, "train", 7), tables(), ORIGIN)
     assert list(pd.read_parquet(tmp_path / "samples")["step"]) == [5, 5, 7, 7, 6]
 
 
@@ -134,9 +148,9 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_one_is_written(tmp_pa
     path = sample_file(tmp_path, "train", 5)
     many = table(*(scored(str(i), 50) for i in range(500)))
     with files_up_to(5000), pytest.raises(OSError):
-        write_samples(path, [many])
+        write_samples(path, [many], ORIGIN)
     assert list(path.parent.iterdir()) == []
-    write_samples(path, [many])
+    write_samples(path, [many], ORIGIN)
     assert pq.read_metadata(path).num_rows == 500
 
 
@@ -148,9 +162,9 @@ def test_what_a_run_does_again_is_dropped(
     tmp_path: Path, done: int, train: list[int], validation: list[int]
 ) -> None:
     for step in range(4):
-        write_samples(sample_file(tmp_path, "train", step), [])
+        write_samples(sample_file(tmp_path, "train", step), [], ORIGIN)
     for step in (0, 2, 4):
-        write_samples(sample_file(tmp_path, "validation", step), [])
+        write_samples(sample_file(tmp_path, "validation", step), [], ORIGIN)
     torn = tmp_path / "samples/train/.step_000009.parquet.tmp"
     torn.write_text("half")
     drop_samples(tmp_path, done=done)
@@ -160,7 +174,7 @@ def test_what_a_run_does_again_is_dropped(
 
 
 def test_the_lines_of_the_page_read_the_files(tmp_path: Path) -> None:
-    write_samples(sample_file(tmp_path, "train", 5), [table(scored(), scored())])
+    write_samples(sample_file(tmp_path, "train", 5), [table(scored(), scored())], ORIGIN)
     page = (Path(__file__).parents[3] / "docs/samples.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"pandas": pd}

@@ -17,9 +17,12 @@ from roll.core.errors import WorkerLostError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
+from roll.output_dir.sample_files import Origin
 from roll.runtime.sample_keeper import MAX_WAITING, SampleKeeper
 from roll.workers.sample_writer.worker import SampleJob, SampleWriter
 from tests.fakes import group
+
+ORIGIN = Origin("hash", "qwen3", pictures=False)
 
 Does = Callable[[SampleJob], str | None]
 
@@ -28,7 +31,7 @@ class Scripted(SampleWriter):
     """Writes nothing; `does` says what becomes of each job."""
 
     def __init__(self, spec: WorkerSpec, does: Does) -> None:
-        super().__init__(spec, Path("nowhere"), ModelConfig(path="nowhere"))
+        super().__init__(spec, Path("nowhere"), ModelConfig(path="nowhere"), ORIGIN)
         self._does = does
 
     def write_file(self, job: SampleJob) -> str | None:
