@@ -29,6 +29,8 @@ from roll.distributed.device_layout import address_to_join, plan_layout
 from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
 from roll.envs.tools.passages import read_passages
+from roll.output_dir.replay_folder import open_replay
+from roll.output_dir.resume import steps_left
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
@@ -67,6 +69,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_without_gpu, config, environ), True),
         (partial(_check_memory, config, environ), config.cluster.memory_gb is None),
         (partial(check_trackers, config.track), True),
+        (partial(_check_replay, config), False),
     ]
     found = []
     for check, only_here in checks:
@@ -125,7 +128,9 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
     """Yield a check for the file of each corpus, which raises ConfigError if it is missing or
     empty, or its first line has no passage."""
-    for corpus in config.corpora.values() if isinstance(config, AgenticBase) else ():
+    if not isinstance(config, AgenticBase) or not config.generates:
+        return
+    for corpus in config.corpora.values():
         yield partial(read_passages, Path(corpus.path), corpus.text, corpus.title, limit=1)
 
 
@@ -145,7 +150,7 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
     for source in config.sources:
         if source.fn is not None:
             yield partial(check_import_path, f"{source.path}: fn", source.fn, folder)
-    if not isinstance(config, RlvrBase):
+    if not isinstance(config, RlvrBase) or not config.generates:
         return
     for name, reward in config.rewards.items():
         if reward.judge is not None:
@@ -185,7 +190,7 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
 
 def _check_keys(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Callable[[], object]]:
     """Yield a check for the key of each service, which raises ConfigError if the key is missing."""
-    if not isinstance(config, RlvrBase):
+    if not isinstance(config, RlvrBase) or not config.generates:
         return
     for name, judge in config.judges.items():
         if isinstance(judge, UrlJudgeConfig):
@@ -193,6 +198,13 @@ def _check_keys(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Calla
     for name, reward in config.rewards.items():
         if reward.remote is not None:
             yield partial(find_key, f"rewards.{name}.remote", reward.remote, environ)
+
+
+def _check_replay(config: RunConfig) -> None:
+    """Raise UserError if the run is to train on kept samples and cannot; whether its model reads
+    their tokens, only the run looks."""
+    if isinstance(config, RlvrBase) and not config.generates:
+        open_replay(config, steps_left(config))
 
 
 def _check_engine_arguments(config: RunConfig) -> None:
@@ -220,6 +232,8 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if the policy's engine needs a GPU for what is asked of it, and the run is
     to be on this machine, which has none. A model that is not here yet is not looked at."""
     if not isinstance(config, RlvrBase) or not isinstance(config.actor_infer.strategy, VllmConfig):
+        return
+    if not config.generates:
         return
     file = Path(config.train_model.path).expanduser() / "config.json"
     elsewhere = address_to_join(config.cluster, environ) is not None

@@ -31,13 +31,16 @@ class AgenticBase(RlvrBase):
     @property
     def roles(self) -> dict[str, RoleConfig]:
         """Every role that uses devices; an opponent has the key `opponents.<name>`."""
+        if not self.generates:
+            return super().roles
         own: dict[str, RoleConfig] = {f"opponents.{n}": r for n, r in self.opponents.items()}
         return super().roles | own
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """All models that the file names, those of opponents and corpora included, by their
-        keys."""
+        """All models that the run loads, those of opponents and corpora included, by their keys."""
+        if not self.generates:
+            return super().models
         opponents = {f"opponents.{n}.model": role.model for n, role in self.opponents.items()}
         corpora = {f"corpora.{n}.model": corpus.model for n, corpus in self.corpora.items()}
         own = {key: model for key, model in opponents.items() if model is not None}
@@ -47,7 +50,7 @@ class AgenticBase(RlvrBase):
     def sources(self) -> tuple[SourceConfig, ...]:
         """Sources and validation sets that are read from files; those made of seeds are left
         out."""
-        every = (*self.data.sources, *self.validation.sets.values())
+        every = (*self.data.sources, *self.validation.sets.values()) if self.generates else ()
         return tuple(source for source in every if source.seeds is None)
 
     @property

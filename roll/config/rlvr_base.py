@@ -47,26 +47,35 @@ class RlvrBase(RunConfig):
     validation: ValidationConfig = ValidationConfig()
 
     @property
+    def generates(self) -> bool:
+        """True if engines write the samples of the run; False if it trains on kept ones."""
+        return self.rollout.replay is None
+
+    @property
     def roles(self) -> dict[str, RoleConfig]:
         """Every role that uses devices, by its key in the file; a teacher has the key
-        `teachers.<name>`, a judge `judges.<name>`."""
+        `teachers.<name>`, a judge `judges.<name>`. Without engines, those that train and score."""
         named: dict[str, RoleConfig | None] = {
             Role.ACTOR_TRAIN: self.actor_train,
-            Role.ACTOR_INFER: self.actor_infer,
+            Role.ACTOR_INFER: self.actor_infer if self.generates else None,
             Role.REFERENCE: self.reference,
             Role.CRITIC: self.critic,
             **{f"teachers.{name}": role for name, role in self.teachers.items()},
-            **{f"judges.{name}": role for name, role in self.cluster_judges.items()},
         }
+        if self.generates:
+            named |= {f"judges.{name}": role for name, role in self.cluster_judges.items()}
         return {name: role for name, role in named.items() if role is not None}
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
-        return (*self.data.sources, *self.validation.sets.values())
+        """All data that the run reads: none if it does not generate."""
+        return (*self.data.sources, *self.validation.sets.values()) if self.generates else ()
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """All models that the file names, those of rewards and judges included, by their keys."""
+        """All models that the run loads, those of rewards and judges included, by their keys."""
+        if not self.generates:
+            return super().models
         rewards = {f"rewards.{name}.model": reward.model for name, reward in self.rewards.items()}
         judges = {f"judges.{name}.model": one.model for name, one in self.cluster_judges.items()}
         named = {key: model for key, model in rewards.items() if model is not None}
@@ -169,7 +178,9 @@ class RlvrBase(RunConfig):
 
     @property
     def num_replicas(self) -> int:
-        """Number of inference engines."""
+        """Number of inference engines; 0 if the run does not generate."""
+        if not self.generates:
+            return 0
         return self.num_devices(Role.ACTOR_INFER) // self.actor_infer.devices_per_worker
 
     @property

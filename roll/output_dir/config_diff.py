@@ -40,7 +40,7 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     file = checkpoint / "config.yaml"
     if not file.is_file():
         return []
-    then = dict(leaves(_settings(file)))
+    then = dict(leaves(settings_of(file)))
     now = dict(leaves(config.model_dump(mode="json")))
     return [
         f"{key}: {then.get(key, 'unset')} -> {now.get(key, 'unset')}"
@@ -55,7 +55,7 @@ def _may_differ(key: str) -> bool:
     return first in EXPECTED or (first != "environments" and "env" in rest)
 
 
-def _settings(file: Path) -> Mapping[str, Any]:
+def settings_of(file: Path) -> Mapping[str, Any]:
     """Return the settings in a YAML file; CheckpointError if it holds no mapping or cannot be
     parsed."""
     try:

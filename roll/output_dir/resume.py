@@ -73,9 +73,28 @@ def rendering_moment(config: RunConfig) -> datetime:
     Raises:
         CheckpointError: the checkpoint is not in the format of this version.
     """
-    now = datetime.now()
+    state = _state_to_resume(config)
+    if state is None or not state.rendered_at:
+        return datetime.now()
+    return datetime.fromisoformat(state.rendered_at)
+
+
+def steps_left(config: RunConfig) -> range:
+    """Return the steps from the checkpoint that the run resumes from to its last one. The folder is
+    not changed.
+
+    Raises:
+        CheckpointError: the checkpoint is not in the format of this version.
+    """
+    state = _state_to_resume(config)
+    return range(0 if state is None else state.step, config.max_steps)
+
+
+def _state_to_resume(config: RunConfig) -> RunState | None:
+    """Return the state in the checkpoint that the run resumes from, without a change of the folder;
+    None without a checkpoint."""
     if config.resume == "never":
-        return now
+        return None
     if config.resume == "auto":
         folder = Path(config.output_dir).expanduser() / "checkpoints"
         complete = Checkpoints(folder, config.checkpoint).complete()
@@ -83,9 +102,8 @@ def rendering_moment(config: RunConfig) -> datetime:
     else:
         checkpoint = Path(config.resume)
     if checkpoint is None or not (checkpoint / STATE).is_file():
-        return now
-    rendered_at = load_state(checkpoint).rendered_at
-    return datetime.fromisoformat(rendered_at) if rendered_at else now
+        return None
+    return load_state(checkpoint)
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ from roll.pipeline.collect import collect
 from roll.pipeline.updates import updates
 from roll.rollout.dense import dense
 from roll.rollout.rows import JoinedRows, with_rows_of_branches
+from roll.runtime.rollouts.replay import load_replay
 from roll.runtime.run_data import RunData, load_data
 from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
@@ -62,9 +63,10 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         """Load the prompts, and check tags, teachers and reward models; see `Pipeline.prepare`.
 
         Raises:
-            CheckpointError, ConfigError, DataError: see `load_data` and `check_others`.
+            CheckpointError, ConfigError, DataError: see `load_data`, `load_replay` and
+                `check_others`.
         """
-        data = load_data(config)
+        data = load_data(config) if config.generates else load_replay(config)
         target = config.algorithm.distill_target
         check_others(config, data.tokenizer, target, "algorithm.loss (distill)")
         return config, data
@@ -95,13 +97,22 @@ class RlvrPipeline(Pipeline[RlvrBase]):
     def step(self, step: int) -> Metrics:
         """Collect the samples of a step, learn from them, and push the new weights to the engines;
         return the metrics."""
-        table, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
-        with self.runtime.inference.trainer_busy():
+        runtime = self.runtime
+        table, metrics = collect(
+            runtime.rollouts,
+            runtime.keeper,
+            self.config,
+            step,
+            self.version,
+            self.timers,
+            read=runtime.read,
+        )
+        with runtime.rollouts.trainer_busy():
             metrics = metrics | self.learn(table, step)
-        if self.runtime.keeper is not None:
-            metrics = metrics | self.runtime.keeper.take_metrics()
-        memory = {"memory/rss_gb_max": Max(self.runtime.memory_gb())}
-        return metrics | self.runtime.reward_router.take_rates() | memory
+        if runtime.keeper is not None:
+            metrics = metrics | runtime.keeper.take_metrics()
+        memory = {"memory/rss_gb_max": Max(runtime.memory_gb())}
+        return metrics | runtime.rollouts.take_rates() | memory
 
     def learn(self, table: SampleTable, step: int) -> Metrics:
         """Do all of a step that follows `collect`; return the metrics of these parts.
@@ -232,9 +243,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         `version`, and to those opponents whose turn it is. Call this method inside
         `trainer_busy`."""
         with self.timers.timed("weight_sync"):
-            with self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
-                self.runtime.inference.update_weights(version, verify=verify)
-            self.runtime.opponents.update_weights(version, verify=verify)
+            self.runtime.rollouts.update_weights(version, verify=verify)
         self.version = version
 
     def validate(self, step: int) -> dict[str, float]:
@@ -243,8 +252,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         with self.timers.timed("validate"):
-            self.runtime.inference.take_devices()
-            scores = self.runtime.inference.run(self.runtime.validator.run(step))
+            scores = self.runtime.rollouts.validate(step)
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
@@ -253,12 +261,12 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         run."""
         if checkpoint is not None and state is not None:
             sampler = load_sampler(checkpoint, state)
-            self.runtime.restore(sampler)
+            self.runtime.rollouts.restore(sampler)
             self.shaping.load(sampler.get("shaping", {}))
             self.load(checkpoint)
         # Without a checkpoint too: a push that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"
-        with self.runtime.inference.trainer_busy():
+        with self.runtime.rollouts.trainer_busy():
             self.sync_weights(state.step if state else 0, verify=verify)
         self.timers.take()
 
@@ -269,8 +277,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
     @contextmanager
     def exclusive_devices(self, role: Role) -> Iterator[None]:
         """Move a role onto its devices inside the block, in which no restarted replica gets weights
-        (`InferenceService.trainer_busy`)."""
-        with self.runtime.inference.trainer_busy(), self.runtime.colocation.use(role):
+        (`Rollouts.trainer_busy`)."""
+        with self.runtime.rollouts.trainer_busy(), self.runtime.colocation.use(role):
             yield
 
     def save(self, folder: Path) -> None:
@@ -281,7 +289,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         super().save(folder)
 
     def sampler_state(self) -> dict[str, Any]:
-        return {**self.runtime.state(), "shaping": self.shaping.state()}
+        return {**self.runtime.rollouts.state(), "shaping": self.shaping.state()}
 
     def close(self) -> None:
         self.runtime.close()

@@ -34,6 +34,17 @@ from roll.workers.reference import ReferenceWorker
 
 
 @dataclass(frozen=True)
+class Trainers:
+    """Clusters that train models, or score the samples of a step for them."""
+
+    actor: Cluster[ActorWorker]
+    reference: Cluster[ReferenceWorker] | None
+    critic: Cluster[CriticWorker] | None
+    teachers: dict[str, Cluster[Any]]
+    colocation: Colocation
+
+
+@dataclass(frozen=True)
 class ModelClusters:
     """Clusters of a run that compute with a model."""
 
@@ -42,10 +53,8 @@ class ModelClusters:
     opponents: Opponents
     reward_models: dict[str, RewardCluster]
     """Name of the reward -> its reward model."""
-    actor: Cluster[ActorWorker]
-    reference: Cluster[ReferenceWorker] | None
-    critic: Cluster[CriticWorker] | None
-    teachers: dict[str, Cluster[Any]]
+    trainers: Trainers | None
+    """None if nothing is trained: the engines keep the weights of their files."""
     colocation: Colocation
 
 
@@ -55,11 +64,14 @@ def start_model_clusters(
     loop: LoopThread,
     platform: str,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    trains: bool = True,
 ) -> ModelClusters:
     """Start every cluster that computes with a model; one after another where they share GPUs.
 
     The engines start first, because vLLM needs a GPU without other users when it takes its share of
-    the memory. All generation will run on `loop`; `platform` is `cpu` or `cuda`.
+    the memory. All generation will run on `loop`; `platform` is `cpu` or `cuda`; if not `trains`,
+    nothing is started that trains.
     """
     # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
     # engines that generate during training would slow it down.
@@ -70,7 +82,7 @@ def start_model_clusters(
     beside = devices_of(config, [one.pool for one in (*engines, *searched)])
     guests = reward_model_devices(config) | beside
     sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
-    colocation, share = sharing.colocation, sharing.share
+    colocation = sharing.colocation
     replicas, loading = _start_engines(config, launcher, loop, colocation)
     reward_models = start_reward_models(config, launcher, colocation)
     if beside & sharing.devices[Role.ACTOR_INFER]:
@@ -78,14 +90,33 @@ def start_model_clusters(
     lock, side = FairLock(), SideEngines(config, launcher, loop, colocation)
     judges = start_judges(side, lock)
     others = start_opponents(played, side)
-    actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
-    reference, critic = config.reference, config.critic
-    pusher = WeightPusher(actor, replicas.infer, platform, config.weight_sync)
+    trainers = start_trainers(config, launcher, tokenizer, sharing) if trains else None
+    pusher = None
+    if trainers is not None:
+        pusher = WeightPusher(trainers.actor, replicas.infer, platform, config.weight_sync)
     models = ModelClusters(
         inference=InferenceService(replicas, colocation, pusher, trainer_lock=lock),
         judges=Judges(judges),
         opponents=Opponents.of(played, others, pusher, trainer_lock=lock, colocation=colocation),
         reward_models=reward_models,
+        trainers=trainers,
+        colocation=colocation,
+    )
+    wait_for_engines(loading, config.cluster.start_timeout_s)
+    models.inference.start()
+    return models
+
+
+def start_trainers(
+    config: RlvrBase,
+    launcher: Launcher,
+    tokenizer: PreTrainedTokenizerBase,
+    sharing: DeviceSharing,
+) -> Trainers:
+    """Start the clusters that train or score; one after another where they share GPUs."""
+    share, reference, critic = sharing.share, config.reference, config.critic
+    actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
+    return Trainers(
         actor=actor,
         reference=(
             share(Role.REFERENCE, _start_reference(config, reference, launcher))
@@ -94,11 +125,8 @@ def start_model_clusters(
         ),
         critic=share(Role.CRITIC, _start_critic(config, critic, launcher)) if critic else None,
         teachers=_start_teachers(config, launcher, tokenizer, sharing, actor),
-        colocation=colocation,
+        colocation=sharing.colocation,
     )
-    wait_for_engines(loading, config.cluster.start_timeout_s)
-    models.inference.start()
-    return models
 
 
 def _start_engines(

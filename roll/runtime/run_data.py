@@ -27,6 +27,7 @@ from roll.data.store.rows import StoredRows
 from roll.data.tasks import load_tasks
 from roll.models.image_processor import load_image_processor
 from roll.models.load import load_tokenizer
+from roll.output_dir.replay_folder import ReplayFolder
 from roll.output_dir.resume import rendering_moment
 
 Row = TypeVar("Row", bound=Item)
@@ -50,6 +51,8 @@ class RunData(Generic[Row]):
     held_out: Dataset[Row]
     rendered_at: datetime
     """Date and time that chat templates treated as the present."""
+    replay: ReplayFolder | None = None
+    """Kept samples that the run trains on; then it has no rows."""
 
 
 def load_data(config: RlvrBase) -> RunData[Prompt]:

@@ -176,7 +176,7 @@ def start_keeper(
     origin = Origin(
         tokenizer=token_hash(data.tokenizer),
         model_type=load_config(config.train_model).model_type,
-        pictures=any(prompt.pictures for prompt in data.train.items),
+        pictures=any(prompt.pictures for prompt in data.train.in_memory),
     )
     output_dir = Path(config.output_dir)
     cluster = launcher.start(SampleWriter, place, output_dir, config.train_model, origin)

@@ -33,6 +33,8 @@ from roll.distributed.on_ray.environment import RUN_TOKEN, prepare_ray
 from roll.distributed.processes.fork_server import ForkServer
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.platform.machine import cores
+from roll.runtime.inference_service import InferenceService
+from roll.runtime.rollouts.generation import Generation
 from roll.runtime.weight_pusher import WeightPusher
 from tests.faults.table import NAMES, REPLACED, Cell, Kind, Phase
 
@@ -138,7 +140,7 @@ class Struck(RlvrPipeline):
 
     def open(self) -> None:
         super().open()
-        inference, striker = self.runtime.inference, self.striker
+        inference, striker = self._inference, self.striker
         striker.is_lost = lambda: inference.fleet.replicas[0].gone
         old = inference.pusher
         assert old is not None
@@ -146,12 +148,17 @@ class Struck(RlvrPipeline):
             old.actor, old.infer, old.platform, old.config, striker=striker
         )
 
+    @property
+    def _inference(self) -> InferenceService:
+        assert isinstance(self.runtime.rollouts, Generation)
+        return self.runtime.rollouts.inference
+
     def restore(self, *given: Any) -> None:
         self.striker.at(Phase.START)
         super().restore(*given)
 
     def step(self, step: int) -> Metrics:
-        replicas = self.runtime.inference.fleet.replicas
+        replicas = self._inference.fleet.replicas
         held = self.striker.hold.with_suffix(".held")
         held.unlink(missing_ok=True)
         if self.striker.due(Phase.REWARD):
@@ -169,7 +176,7 @@ class Struck(RlvrPipeline):
     def _is_whole(self, metrics: Metrics) -> bool:
         """Whether the loss was noticed, and another replica is there."""
         self.striker.lost_before += int(metrics.values_by_name()["rollout/lost_replicas"])
-        whole = not any(replica.gone for replica in self.runtime.inference.fleet.replicas)
+        whole = not any(replica.gone for replica in self._inference.fleet.replicas)
         if self.striker.lost_before and whole:
             self.striker.lost_before = 0
             return True
@@ -191,7 +198,7 @@ class Struck(RlvrPipeline):
 
     def validate(self, step: int) -> dict[str, float]:
         if step:
-            replicas = self.runtime.inference.fleet.replicas
+            replicas = self._inference.fleet.replicas
             self.striker.soon(Phase.VALIDATE, lambda: replicas[0].requests > 0)
         return super().validate(step)
 

@@ -50,6 +50,10 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
 
 def _tried(config: RunConfig, folder: Path) -> Trial:
     """Return what `try_out` found."""
+    if isinstance(config, RlvrBase) and not config.generates:
+        trial = Trial()
+        trial.told.append(f"samples of {config.rollout.replay}: no rows and no rewards are tried")
+        return trial
     if isinstance(config, AgenticBase):
         trial = try_tasks(config, folder)
         _try_template(config, trial)

@@ -20,6 +20,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.data import PicturesConfig
 from roll.config.sections.environment import BranchingConfig
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.rollout import RolloutConfig
 from roll.config.sections.strategy import (
     HfEngineConfig,
     MegatronConfig,
@@ -57,6 +58,7 @@ LARGEST: Mapping[str, int] = {
 """Key, wherever it stands -> largest value in the small run."""
 REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     CriticRole: {"warmup_steps": 0},
+    RolloutConfig: {"replay": None},
     MegatronConfig: {"layers": None, "sequence_parallel": None},
     OptimizerConfig: {"warmup_steps": 0},
     OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
@@ -195,6 +197,8 @@ def _walk(
         config, PicturesConfig
     ):  # costs nothing, and pipelines without pictures refuse it
         return
+    if isinstance(config, RolloutConfig) and config.replay is not None:
+        told.append("rollout.replay (samples are generated)")
     if isinstance(config, Config):
         _cut(values, LARGEST)
         values |= REPLACED.get(type(config), {})

@@ -13,6 +13,12 @@ from roll.config.rlvr_base import RlvrBase
 def rollout_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of `rollout`, one line each, `key: problem and reason`."""
     rollout = config.rollout
+    if not config.generates and config.validation.sets:
+        dropped = " ".join(f"validation.sets.{name}=null" for name in config.validation.sets)
+        yield (
+            "validation.sets: with rollout.replay there is no engine to validate with; drop them "
+            f"({dropped}), and measure checkpoints with `roll eval`"
+        )
     if rollout.redundant_samples and rollout.siblings != "separate":
         yield (
             "rollout.redundant_samples: the samples of one request end together; set "

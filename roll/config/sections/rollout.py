@@ -111,6 +111,9 @@ class HealthConfig(Config):
 
 
 class RolloutConfig(Config):
+    replay: str | None = None
+    """The output_dir of `roll rollout`, or of a run with `track.samples: all`, whose samples the
+    steps train on, in place of generated ones. null: generate. See docs/replay.md."""
     loop: Annotated[OwnLoopConfig, OrOwn(OwnLoopConfig, "roll.extend.RolloutLoop")] | None = None
     """Class of yours that makes the responses to a prompt, `{kind: my_module:MyLoop}`. null: a
     response is what the engine writes after the prompt."""

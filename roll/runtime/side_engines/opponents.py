@@ -67,7 +67,7 @@ class Opponents:
         cls,
         configs: Mapping[str, OpponentConfig],
         replicas: Mapping[str, Replicas],
-        pusher: WeightPusher,
+        pusher: WeightPusher | None,
         *,
         trainer_lock: FairLock,
         colocation: Colocation,
@@ -77,7 +77,7 @@ class Opponents:
         Args:
             configs: opponents by name.
             replicas: engines of each.
-            pusher: sender of the policy's weights to its own engines.
+            pusher: sender of the policy's weights to its own engines; None if nothing is trained.
             trainer_lock: lock of all that move roles onto devices.
             colocation: devices that roles share.
         """
@@ -85,7 +85,7 @@ class Opponents:
             name: InferenceService(
                 own,
                 colocation,
-                None if configs[name].every is None else pusher.to(own.infer),
+                pusher.to(own.infer) if pusher and configs[name].every is not None else None,
                 role=resident_name(SECTION, name),
                 trainer_lock=trainer_lock,
             )

@@ -1,0 +1,1 @@
+"""Sources of the samples of a step: engines and rewards, or files of samples."""
