@@ -43,6 +43,8 @@ for name, command in (
     ("check", run_files.check),
     ("try", run_files.try_small),
     ("run", run_files.run),
+    ("rollout", run_files.rollout),
+    ("replay", results.replay),
     ("show", run_files.show),
     ("data", run_files.data),
     ("watch", results.watch),

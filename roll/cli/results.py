@@ -1,5 +1,5 @@
 """Commands on models and on the output_dir of runs: merge, report, compare, watch, samples,
-eval."""
+replay, eval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roll.cli.shared import ERR, OUT, Debug, leave_out_triton, reported
+from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported
 
 EVALUATIONS = Path("outputs/eval")
 
@@ -103,6 +103,33 @@ def samples(
 
         question = Question(where, step, sort, limit, tokens=as_json)
         print_samples(folder, question, OUT, ERR, full=full, as_json=as_json)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="The output_dir of a run.")],
+    step: Annotated[int, typer.Option(min=0, help="Number of the step.")],
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Do one step of a run again, from its checkpoint and kept samples, and compare the metrics
+    (docs/replay.md)."""
+    with reported(debug):
+        leave_out_triton()
+        from roll.commands.replay import find_again
+        from roll.commands.replay import replay as replayed
+
+        again = find_again(folder, step, overrides or ())
+        OUT.print(f"from {again.begins}: {len(again.steps)} step(s)", markup=False)
+        from roll.commands.preloads import forking
+
+        with forking(again.config) as fork_server:
+            lines = replayed(again, fork_server)
+        for line in lines:
+            sign = f"differs by {abs(line.then - line.now):.3g}" if line.differs else ""
+            OUT.print(f"{line.name:<34}{line.then:>24.17g}{line.now:>24.17g}  {sign}", markup=False)
+        wrong = [line.name for line in lines if line.differs]
+        told = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "all equal to the bit"
+        OUT.print(f"{len(lines)} metrics of step {step}, then and now; {told}", markup=False)
 
 
 def evaluate(

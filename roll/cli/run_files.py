@@ -1,4 +1,4 @@
-"""Commands on run files: run, check, try, show, migrate."""
+"""Commands on run files: run, rollout, check, try, show, migrate."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
             from roll.commands.launch import launch
 
             launch(loaded, fork_server=fork_server)
+
+
+def rollout(
+    file: File,
+    overrides: Overrides = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of steps; else max_steps of the file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; else output_dir with '-rollout'.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Generate and score the samples of a run without training, and keep them (docs/replay.md)."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        leave_out_triton()
+        from roll.commands.preloads import forking
+
+        with forking(loaded.config) as fork_server:
+            from roll.commands.rollout import rollout as made
+
+            folder = made(loaded, out, steps, fork_server)
+        OUT.print(f"to train on these samples: rollout.replay={folder}", markup=False)
 
 
 def check(

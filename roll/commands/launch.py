@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,21 @@ def _run(
     folder: Path,
     fork_server: ForkServer | None,
 ) -> dict[str, Any]:
-    """Download the models, start Ray and run the pipeline; return its summary when Ray has ended
-    again."""
+    """Run the pipeline, and return its summary when Ray has ended again."""
+    with started(config, folder, fork_server) as (resources, loop):
+        return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
+
+
+@contextmanager
+def started(
+    config: RunConfig, folder: Path, fork_server: ForkServer | None
+) -> Iterator[tuple[ResourceManager, LoopThread]]:
+    """Download the models of a run, and start Ray and an event loop for the time of the block.
+
+    Args:
+        folder: folder of the user's modules.
+        fork_server: starts the workers.
+    """
     calm_collector()
     # Downloads come before everything that has a time limit.
     fetch(config.models.values())
@@ -128,8 +142,7 @@ def _run(
             )
         )
         # Entered last, so that it ends first: generation still calls workers, which must be alive.
-        loop = cleanups.enter_context(LoopThread("roll-rollout"))
-        return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
+        yield resources, cleanups.enter_context(LoopThread("roll-rollout"))
 
 
 def _refuse_to_end_before_it_begins(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import StoppedEarlyError
+from roll.core.errors import CheckpointError, StoppedEarlyError
 from roll.core.metrics import Metrics
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
@@ -119,8 +119,18 @@ class Pipeline(ABC, Generic[C]):
         are moved off."""
 
     def load(self, checkpoint: Path) -> None:
-        """Load the state of all training clusters from a folder that `save` wrote."""
+        """Load the state of all training clusters from a folder that `save` wrote.
+
+        Raises:
+            CheckpointError: the checkpoint is of a run that does not train all of them.
+        """
         for role, cluster in self.learners().items():
+            if not (checkpoint / role).is_dir():
+                raise CheckpointError(
+                    f"{checkpoint} has no state of {role}: another kind of run has written it, "
+                    "such as `roll rollout`; give this run another output_dir, or set resume to a "
+                    "checkpoint of a run like it"
+                )
             with self.exclusive_devices(role):
                 cluster.call(TrainWorker.load, checkpoint / role)
 
