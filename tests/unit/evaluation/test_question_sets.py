@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.unit.evaluation.published_rows import ROWS
 MOMENT = datetime(2026, 1, 1)
 
 
-def prompts_of(cell: Cell, folder: Path) -> list[Prompt]:
+def prompts_of(cell: Cell, folder: Path) -> Sequence[Prompt]:
     """Return the prompts of a cell for a model whose prompts are the questions alone."""
     if not (folder / "tokenizer.json").is_file():
         alphabet = "".join(map(chr, range(32, 127))) + "\n"
