@@ -12,11 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from roll.core.errors import WaitTimeoutError
+from roll.config.sections.data import DataConfig
+from roll.core.errors import WaitTimeoutError, WorkerError
+from roll.data.datasets import load_prompts
 from roll.data.store.folder import sole_maker
+from roll.data.store.load import RowStore
+from tests.tiny import char_tokenizer
 
 ROOT = Path(__file__).parents[3]
 MAKE = """
@@ -32,15 +37,15 @@ data = TextDataConfig.model_validate(
     {"sources": (source,), "rows_per_step": 1, "chat_template": False, "max_tokens": 4096},
     strict=False,
 )
-store = RowStore(Path(sys.argv[2]), large_bytes=1, processes=1)
+store = RowStore(Path(sys.argv[2]), large_bytes=1, processes=int(sys.argv[3]))
 loaded = load_texts(data.sources, data, char_tokenizer(), None, store)
 print(len(loaded), loaded.fingerprint)
 """
 
 
-def start(path: Path, kept: Path) -> subprocess.Popen[str]:
+def start(path: Path, kept: Path, processes: int = 1) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAKE, str(path), str(kept)],
+        [sys.executable, "-c", MAKE, str(path), str(kept), str(processes)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -90,6 +95,42 @@ def test_of_two_starts_at_once_one_makes_the_rows(rows: Path, tmp_path: Path) ->
     told = [maker.communicate(timeout=300) for maker in makers]
     assert told[0][0] == told[1][0] != ""
     assert sum("tokenizing" in err for _, err in told) == 1, told
+
+
+def dying(row: dict[str, Any]) -> None:
+    """Kill the process that tokenizes."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_start_with_an_error(rows: Path, tmp_path: Path) -> None:
+    source = {"path": str(rows), "fn": "tests.unit.stored_rows.test_makers:dying"}
+    data = DataConfig.model_validate({"sources": (source,), "prompts_per_step": 1}, strict=False)
+    store = RowStore(tmp_path / "kept", large_bytes=1, processes=2)
+    with pytest.raises(WorkerError, match="a process that tokenizes rows has ended"):
+        load_prompts(data.sources, data, char_tokenizer(), store=store)
+    assert not [each for each in (tmp_path / "kept").iterdir() if each.is_dir()]
+
+
+def children_of(pid: int) -> list[Path]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{child}") for child in found]
+
+
+def tokenizing(pid: int) -> list[Path]:
+    """Child processes that run `multiprocessing.spawn`."""
+    named = [each for each in children_of(pid) if b"spawn_main" in (each / "cmdline").read_bytes()]
+    return named if len(named) == 2 else []
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(rows: Path, tmp_path: Path) -> None:
+    maker = start(rows, tmp_path / "kept", processes=2)
+    until(lambda: tokenizing(maker.pid))
+    children = tokenizing(maker.pid)
+    maker.send_signal(signal.SIGKILL)
+    maker.communicate(timeout=60)
+    until(lambda: not any(each.exists() for each in children))
 
 
 @pytest.fixture
