@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from roll import __version__
-from roll.cli import begin, machine, parts, results, run_files
+from roll.cli import begin, machine, parts, results, run_files, talk
 from roll.cli.shared import OUT
 
 
@@ -52,6 +52,7 @@ for name, command in (
     ("compare", results.compare),
     ("samples", results.samples),
     ("eval", results.evaluate),
+    ("chat", talk.chat),
     ("merge", results.merge),
     ("migrate", run_files.migrate),
     ("doctor", machine.doctor),

@@ -128,3 +128,12 @@ class EvalConfig(Config):
         if self.model.lora is not None:
             raise ValueError("model.lora: nothing is trained here; drop it")
         return self
+
+
+class ChatConfig(EvalConfig):
+    """Settings of `roll chat`: how a model is served, how turns become a prompt, and sampling."""
+
+    data: RenderConfig = RenderConfig()
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=512)
+    context: int = Field(default=4096, ge=2)
+    """Largest number of tokens of a conversation; that of the model if it is smaller."""

@@ -105,9 +105,23 @@ def try_rewards_on(
     found = _responses(config, rows, responses)
     if against is not None:
         found = with_labels(found, against, rows)
+    return score_responses(config, folder, found)
+
+
+def score_responses(
+    config: RlvrBase, folder: Path, responses: Sequence[Response]
+) -> list[RewardTry]:
+    """Run each reward of a run on the responses with its tags.
+
+    Args:
+        folder: folder of the user's modules, which a reward may name.
+
+    Raises:
+        ConfigError: a reward cannot be made.
+    """
     sys.path.insert(0, str(folder))
     try:
-        return asyncio.run(_try_all(config, found))
+        return asyncio.run(_try_all(config, responses))
     finally:
         sys.path.remove(str(folder))
 

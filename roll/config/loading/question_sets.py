@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from roll.config.base import Config
 from roll.config.errors import ConfigError, nearest
-from roll.config.evaluation import EvalConfig, QuestionSet
+from roll.config.evaluation import ChatConfig, EvalConfig, QuestionSet
 from roll.config.loading.compose import compose
 from roll.config.loading.explain import describe
 from roll.config.loading.layers import Origins
@@ -63,10 +63,22 @@ def load_serving(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     Raises:
         ConfigError: something is wrong; the text names key and value.
     """
-    data, origins = dict(settings), Origins(Path("roll eval"))
+    return _served(EvalConfig, "roll eval", settings, overrides)
+
+
+def load_chat(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> ChatConfig:
+    """Validate how a model is served that talks; see `load_serving`."""
+    return _served(ChatConfig, "roll chat", settings, overrides)
+
+
+def _served(
+    model: type[C], command: str, settings: Mapping[str, Any], overrides: Sequence[str]
+) -> C:
+    """Return the settings of a command with its overrides, validated."""
+    data, origins = dict(settings), Origins(Path(command))
     for change in in_order([parse_override(text) for text in overrides]):
         set_key(data, change, origins)
-    return _validated(EvalConfig, data, origins)
+    return _validated(model, data, origins)
 
 
 def _validated(model: type[C], data: dict[str, Any], origins: Origins) -> C:
