@@ -35,6 +35,17 @@ def not_finite(course: Course) -> Found | None:
 
 def updates_too_far(course: Course) -> Found | None:
     """Find updates that move the policy too far, while the reward gains little or falls."""
+    spread = course.end("reward/std")
+    dead = spread is not None and spread <= 1e-9
+    # 0.25: a few lucky samples in the first step, and none later, are no fall.
+    if course.fall is not None and course.fall > (0.25 if dead else 0.8):
+        first, end = course.points("reward/mean")[0][1], course.end("reward/mean")
+        return Found(
+            f"the updates ruin the policy: its reward fell from {first:.3g} in the first step to "
+            f"{end:.3g}",
+            "reward/mean",
+            course.since_below("reward/mean", (first + (end or 0.0)) / 2),
+        )
     if course.gain is None or course.learned:
         return _loss_grows(course)
     for name, limit, said in (
@@ -174,13 +185,19 @@ def entropy_collapse(course: Course) -> Found | None:
 def length_explosion(course: Course) -> Found | None:
     name = "response_tokens/mean"
     start, end = course.start(name), course.end(name)
-    if course.learned or start is None or end is None or end < 2.5 * start or end < start + 8:
+    if start is None or end is None or end < 2.5 * start or end < start + 8:
+        return None
+    if not course.learned:
+        vain = "the reward gained little"
+    elif course.held_out_gain is not None and course.held_out_gain <= 0.02:
+        vain = "no held-out score gained by it"
+    else:
         return None
     since = course.since_above(name, 1.5 * start)
     return Found(
         f"responses grew from {start:.0f} to {end:.0f} tokens"
         + (f" from step {since} on" if since is not None else "")
-        + ", and the reward gained little",
+        + f", and {vain}",
         name,
         since,
     )

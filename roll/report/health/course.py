@@ -113,6 +113,24 @@ class Course:
         return self.gain >= 0.1 and settled
 
     @cached_property
+    def fall(self) -> float | None:
+        """Fall of the mean reward from the first step, whose samples no update has changed, to the
+        end, in standard deviations of the rewards in that step. The median of the first steps is
+        too late where a single update breaks the policy. None without a reward."""
+        first, spread = self.points("reward/mean")[:1], self.points("reward/std")[:1]
+        end = self.end("reward/mean")
+        if not first or not spread or end is None or spread[0][1] <= 1e-9:
+            return None
+        return (first[0][1] - end) / spread[0][1]
+
+    @cached_property
+    def held_out_gain(self) -> float | None:
+        """Largest rise of a score on held-out data, from its first value to the better of its last
+        two; None without such scores."""
+        gains = [max(v for _, v in p[-2:]) - p[0][1] for p in self.held_out.values()]
+        return max(gains, default=None)
+
+    @cached_property
     def held_out(self) -> dict[str, list[tuple[int, float]]]:
         """Scores on held-out data by name, with the step of each, if there are three or more."""
         found: dict[str, list[tuple[int, float]]] = {}

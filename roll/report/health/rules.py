@@ -6,24 +6,25 @@ from __future__ import annotations
 from roll.report.health import conditions
 from roll.report.health.alarms import Rule
 
+AFTER_WRONG_SAMPLES = (
+    "updates_too_far",
+    "constant_reward",
+    "reward_hacked",
+    "reward_leaks",
+    "length_explosion",
+    "entropy_collapse",
+    "truncated",
+    "equal_groups",
+)
+"""Rules whose alarms may follow from training on samples of another policy."""
+
 RULES = (
     Rule(
         "not_finite",
         conditions.not_finite,
         "lower the learning rate; look at the data and the rewards of the first such step; train "
         "in bfloat16 rather than float16",
-        explains=(
-            "engine_mismatch",
-            "stale_samples",
-            "updates_too_far",
-            "constant_reward",
-            "reward_hacked",
-            "reward_leaks",
-            "length_explosion",
-            "entropy_collapse",
-            "truncated",
-            "equal_groups",
-        ),
+        explains=("engine_mismatch", "stale_samples", *AFTER_WRONG_SAMPLES),
     ),
     Rule(
         "engine_mismatch",
@@ -31,13 +32,13 @@ RULES = (
         "compare dtype and quantization of engine and trainer, use no sampling settings that "
         "change the logits (top_p, top_k), set track.verify_weights: always, or weigh tokens by "
         "algorithm.correction",
-        explains=("updates_too_far", "entropy_collapse", "equal_groups"),
+        explains=AFTER_WRONG_SAMPLES,
     ),
     Rule(
         "stale_samples",
         conditions.stale_samples,
         "lower rollout.max_staleness or the learning rate, or set algorithm.correction",
-        explains=("updates_too_far", "entropy_collapse", "equal_groups"),
+        explains=AFTER_WRONG_SAMPLES,
     ),
     Rule(
         "updates_too_far",

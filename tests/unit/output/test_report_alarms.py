@@ -9,7 +9,17 @@ import pytest
 from roll.report.health.alarms import alarms
 from roll.report.health.course import Course
 from roll.report.health.rules import RULES
-from tests.unit.output.scripted_runs import SICK, SICK_TOO, STEPS, WELL, run_records
+from tests.unit.output.scripted_runs import (
+    SICK,
+    SICK_TOO,
+    STEPS,
+    WELL,
+    Curve,
+    flat,
+    jump,
+    rising,
+    run_records,
+)
 
 Records = list[dict[str, Any]]
 
@@ -55,3 +65,21 @@ def test_a_condition_holds_since_the_step_after_which_it_never_ends() -> None:
     # Medians of five: the value of a step counts with two neighbours on each side.
     assert course.since_above("x", 1) == 10
     assert course.since_below("x", 0) is None
+
+
+def test_a_policy_that_a_single_update_broke_is_told_from_a_constant_reward() -> None:
+    broken: dict[str, Curve | None] = {
+        "reward/mean": lambda t: 0.5 if t == 0 else 0.0,
+        "groups/equal_rewards_fraction": lambda t: 0.0 if t == 0 else 1.0,
+    }
+    (alarm,) = alarms(run_records(broken, held_out=jump(0.5, 0.0, 0.01)), RULES)
+    assert alarm.rule == "updates_too_far"
+    assert "its reward fell from 0.4" in alarm.text
+
+
+@pytest.mark.parametrize(("held_out", "raised"), [(flat(0.3), True), (rising(0.3, 0.6), False)])
+def test_length_that_is_paid_for_is_an_alarm_if_no_held_out_score_gains_by_it(
+    held_out: Curve, raised: bool
+) -> None:
+    longer = run_records({"response_tokens/mean": rising(120, 900, 1)}, held_out=held_out)
+    assert ("length_explosion" in {alarm.rule for alarm in alarms(longer, RULES)}) is raised

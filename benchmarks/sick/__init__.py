@@ -1,0 +1,1 @@
+"""Small real runs that are ill on purpose, and healthy ones, for the alarms of `roll report`."""
