@@ -195,6 +195,8 @@ class Equal(Filter):
     """The filter `equal_rewards`, written anew."""
 
     def __call__(self, group: Group) -> str | None:
+        if not group.rewards:
+            return "no sample has a reward: the rewards failed"
         same = len(set(group.rewards)) < 2
         return f"all rewards equal to {group.rewards[0]:g}" if same else None
 

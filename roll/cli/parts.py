@@ -38,8 +38,8 @@ def try_reward(
     latency, and confusion with labels. Without responses: on the rows' own answers, on those of
     other rows, and on empty ones."""
     with reported(debug):
-        loaded = load_config(file, overrides or ())
         leave_out_triton()
+        loaded = load_config(file, overrides or ())
         from roll.commands.preflight import user_folder
         from roll.commands.reward_try import report
         from roll.commands.reward_try.tries import try_rewards_on

@@ -31,8 +31,8 @@ Fast = Annotated[
 def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
     """Run a pipeline; continue from the newest checkpoint in its output_dir."""
     with reported(debug):
+        leave_out_triton()  # first: parts that users bring may import torch
         loaded = load_config(file, overrides or ())
-        leave_out_triton()
         from roll.commands.preloads import forking
 
         # Comes first, so that the fork server imports what workers need while this process imports.
@@ -76,8 +76,8 @@ def check(
     """Validate a run file and try some of its data; print the device map and the sizes of a
     step."""
     with reported(debug):
+        leave_out_triton()  # first: parts that users bring may import torch
         loaded = load_config(file, overrides or ())
-        leave_out_triton()
         from roll.commands.preflight import inspect, user_folder
         from roll.commands.trials.result import Trial
         from roll.commands.trials.trial import try_out
@@ -127,8 +127,8 @@ def try_small(
     """Do three tiny steps of a run on this machine, with small random models of its families and 20
     rows of each source."""
     with reported(debug):
+        leave_out_triton()  # first: parts that users bring may import torch
         loaded = load_config(file, overrides or ())
-        leave_out_triton()
         from roll.commands.try_run.command import try_run
 
         try_run(

@@ -10,7 +10,7 @@ import yaml
 
 from roll.config import load_config
 from roll.core.errors import ConfigError, DataError, RollError
-from tests.runs import run_local, without_times, write_task
+from tests.runs import Command, run_local, without_times, write_task
 
 OWN: dict[str, Any] = {
     "advantage": {"kind": "tests.own_parts:GroupRelative"},
@@ -173,3 +173,37 @@ def test_a_loss_that_raises_ends_the_run_with_the_key_and_the_line(tmp_path: Pat
     told = str(caught.value)
     assert "algorithm.loss.0: tests.own_parts:Raising raised an error on samples of step 0" in told
     assert "return TokenLoss(terms.logprobs_BT * batch.bonus)" in told
+
+
+@pytest.mark.slow
+def test_workers_on_ray_find_classes_beside_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "my_ray_parts.py").write_text(
+        "from tests.own_parts import Clipped, GroupRelative\n\n\n"
+        "class MyLoss(Clipped):\n    bound: int = 3\n\n\n"
+        "class MyAdvantage(GroupRelative):\n    pass\n"
+    )
+    algorithm = {
+        "advantage": {"kind": "my_ray_parts:MyAdvantage"},
+        "loss": [{"kind": "my_ray_parts:MyLoss", "bound": 4}],
+    }
+    path = small(tmp_path, algorithm)
+    settings = yaml.safe_load(path.read_text())
+    settings.pop("reference")
+    path.write_text(yaml.safe_dump(settings))
+    code, output = Command("run", str(path)).wait()
+    assert code == 0, output
+    assert "2 steps; everything is in" in output
+    code, output = Command("merge", str(tmp_path / "out"), str(tmp_path / "merged")).wait()
+    assert code == 0, output
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_on_ray_has_the_users_line(tmp_path: Path) -> None:
+    path = small(tmp_path, {"loss": [{"kind": "tests.own_parts:Raising"}]})
+    settings = yaml.safe_load(path.read_text())
+    settings.pop("reference")
+    path.write_text(yaml.safe_dump(settings))
+    code, output = Command("run", str(path)).wait()
+    assert code == 1, output
+    assert "algorithm.loss.0: tests.own_parts:Raising raised an error" in output
+    assert "terms.logprobs_BT * batch.bonus" in output

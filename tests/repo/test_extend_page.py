@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+import roll.testing
+from roll.commands.trials.parts import own_parts, try_parts
+from roll.commands.trials.result import Trial
 from roll.config import load_config
+from roll.config.user_code.import_path import load_object, searched_first
+from roll.testing import check_loss_term, check_tracker
 from tests.runs import write_task
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
@@ -47,4 +52,25 @@ def merged(below: Any, over: Any) -> Any:
 def test_every_run_file_of_the_page_is_valid(folder: Path, number: int) -> None:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), SETTINGS[number])))
-    load_config(path)
+    trial = Trial()
+    config = load_config(path).config
+    with searched_first(folder):
+        try_parts(config, trial)
+    assert trial.wrong == []
+    assert trial.remarks == []
+    assert len(trial.told) == len(list(own_parts(config)))
+
+
+def test_the_tracker_of_the_page_keeps_the_contract(folder: Path) -> None:
+    with searched_first(folder):
+        check_tracker(load_object("my_tracker:Table"), kwargs={"digits": 3})
+
+
+def test_the_loss_of_the_page_keeps_the_contract_with_other_options(folder: Path) -> None:
+    with searched_first(folder):
+        check_loss_term(load_object("my_loss:Truncated")(limit=1.1))
+
+
+def test_every_check_is_named_on_the_page() -> None:
+    for name in roll.testing.__all__:
+        assert f"`{name}`" in PAGE, name

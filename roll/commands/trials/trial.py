@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from roll.commands.trials.parts import try_parts
 from roll.commands.trials.result import Trial
 from roll.commands.trials.tasks import try_tasks
 from roll.config.agentic_base import AgenticBase
@@ -38,18 +39,21 @@ Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
 
 
 def try_out(config: RunConfig, folder: Path) -> Trial:
-    """Try the first rows of each source, and the rewards on these rows if the rows are correct.
+    """Try the first rows of each source, the rewards on these rows if the rows are correct, and the
+    parts that the user brought.
 
     Args:
         config: the run to try.
         folder: folder of the user's modules, which a source or a reward may name.
     """
     with searched_first(folder):
-        return _tried(config, folder)
+        trial = _try_rows(config, folder)
+        try_parts(config, trial)
+    return trial
 
 
-def _tried(config: RunConfig, folder: Path) -> Trial:
-    """Return what `try_out` found."""
+def _try_rows(config: RunConfig, folder: Path) -> Trial:
+    """Try rows, and what scores them; see `try_out`."""
     if isinstance(config, RlvrBase) and not config.generates:
         trial = Trial()
         trial.told.append(f"samples of {config.rollout.replay}: no rows and no rewards are tried")

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from roll.core.completion import NOBODY, Completion, FinishReason, Written
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.distributed.remote_contents import contents_here
-from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.single_turn import group_seed
+
+
+class Generator(Protocol):
+    """Writer of continuations: `Fleet`, in a run."""
+
+    async def generate(
+        self, request: GenerateRequest, *, session: str, timeout_s: float
+    ) -> list[Completion]:
+        """Return the continuations of a request; see `Fleet.generate`."""
+        ...
 
 
 @dataclass
@@ -24,7 +34,7 @@ class Writing:
     """Sampling of the run for the tag of the prompt; `dataclasses.replace` changes a copy."""
     name: str
     """Name of the group, `<step>/<prompt id>`."""
-    _fleet: Fleet
+    _fleet: Generator
     _seed: int
     _timeout_s: float
     _encode: Callable[[str], Sequence[int]]

@@ -17,6 +17,8 @@ import yaml
 import roll.extend
 from roll.algorithms.build import build_advantage, build_loss
 from roll.algorithms.loss_interface import PolicyTerms
+from roll.commands.trials.parts import try_parts
+from roll.commands.trials.result import Trial
 from roll.config import load_config
 from roll.config.algorithm import AlgorithmConfig, GrpoConfig, Need
 from roll.config.rlvr import RlvrConfig
@@ -247,3 +249,21 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(roll.extend, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = roll.extend.Nothing
+
+
+def test_roll_check_tries_own_parts_and_says_what_is_wrong(folder: Path) -> None:
+    path = run_file(
+        folder,
+        advantage={"kind": "tests.own_parts:Wide"},
+        loss=[{"kind": "tests.own_parts:Clipped"}, {"kind": "tests.own_parts:Raising"}],
+        masks=[{"kind": "tests.own_parts:Counted"}],
+    )
+    trial = Trial()
+    try_parts(load_config(path, ["reference.pool=all"]).config, trial)
+    advantage, loss = map(str, trial.wrong)
+    assert advantage.startswith("algorithm.advantage: tests.own_parts:Wide fails when it is tried:")
+    assert loss.startswith("algorithm.loss.1: tests.own_parts:Raising fails when it is tried:")
+    assert "batch.bonus" in loss
+    [remark] = trial.remarks
+    assert remark.startswith("algorithm.masks.0: tests.own_parts:Counted breaks a rule")
+    assert trial.told == ["algorithm.loss.0: tests.own_parts:Clipped keeps the rules of its kind"]
