@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound=Tagged)
 Part = TypeVar("Part")
 
+MAPPED_ROWS = 64
+"""Number of rows after which the pages that were read are given back."""
 ROWS, NUMBERS, LENGTHS, HASHES = "rows.arrow", "numbers.npy", "lengths.npy", "hashes.npy"
 REPORT = "report.json"
 
@@ -53,7 +56,18 @@ class StoredRows(Sequence[Row], Generic[Row]):
     def _reader(self) -> pa.RecordBatchFileReader:
         import pyarrow as pa
 
-        return pa.ipc.open_file(pa.memory_map(str(self.folder / ROWS)))
+        return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._mapped)))
+
+    @cached_property
+    def _mapped(self) -> mmap.mmap:
+        """The file with the tokens, mapped into memory."""
+        with (self.folder / ROWS).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @cached_property
+    def _reads(self) -> Iterator[int]:
+        """Numbers of the rows that are read, from 1 on."""
+        return itertools.count(1)
 
     @cached_property
     def _numbers(self) -> NDArray[np.int64]:
@@ -167,6 +181,9 @@ class StoredRows(Sequence[Row], Generic[Row]):
 
     def _at(self, place: int) -> Row:
         """Return the row at a place of the files."""
+        if next(self._reads) % MAPPED_ROWS == 0:
+            # Pages that were read count as memory of this process; the kernel keeps them anyway.
+            self._mapped.madvise(mmap.MADV_DONTNEED)
         # The last batch that begins here; batches before it may be empty.
         number = bisect.bisect_right(self._starts, place) - 1
         if number not in self._batches:
