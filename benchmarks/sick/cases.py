@@ -88,7 +88,7 @@ SICK = (
         {
             "pools": {"all": "0", "infer": "1"},
             "actor_infer": {"pool": "infer"},
-            "actor_train": {"optimizer": {"lr": 2e-3}, "epochs": 2},
+            "actor_train": {"optimizer": {"lr": 1.5e-3}, "epochs": 2},
             "rollout": {"max_staleness": 8},
         },
     ),

@@ -66,6 +66,12 @@ class Course:
             return None
         return statistics.median(values[-self.window :])
 
+    def middle(self, name: str) -> float | None:
+        """Return the median over all steps; None as in `end`."""
+        if self.end(name) is None:
+            return None
+        return statistics.median(value for _, value in self.points(name))
+
     def late_sum(self, name: str) -> float:
         """Return the sum over the steps of the end; 0 without the metric."""
         return math.fsum(value for _, value in self.points(name)[-self.window :])

@@ -83,3 +83,14 @@ def test_length_that_is_paid_for_is_an_alarm_if_no_held_out_score_gains_by_it(
 ) -> None:
     longer = run_records({"response_tokens/mean": rising(120, 900, 1)}, held_out=held_out)
     assert ("length_explosion" in {alarm.rule for alarm in alarms(longer, RULES)}) is raised
+
+
+def test_a_policy_that_stale_samples_have_ruined_is_not_called_one_with_large_updates() -> None:
+    ruined: dict[str, Curve | None] = {
+        "reward/mean": jump(0.5, 0.0, 0.6),
+        "staleness/mean": flat(7.0),
+        "staleness/max": flat(8.0),
+        "mismatch/logprob_abs_mean": jump(0.6, 0.002, 0.7),
+    }
+    found = alarms(run_records(ruined, held_out=flat(0.0)), RULES)
+    assert [alarm.rule for alarm in found] == ["stale_samples"]
