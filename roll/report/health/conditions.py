@@ -218,7 +218,8 @@ def truncated(course: Course) -> Found | None:
 def dead_filter(course: Course) -> Found | None:
     rejected = course.late_sum("rollout/rejected_groups")
     started = course.late_sum("rollout/started_groups")
-    if not course.long_enough or rejected <= 0.8 * started or not started:
+    # A step that rejects more than 75 % ends the run by default (`rollout.max_prompts_factor`).
+    if not course.long_enough or rejected <= 0.6 * started or not started:
         return None
     return Found(
         f"the filters reject {percent(rejected / started)} of the groups: most samples are "
