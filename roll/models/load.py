@@ -251,7 +251,7 @@ def _load(
         tensors = deferred_tensors(model, config) if deferred else None
         with _LOADING:
             if tensors is not None:
-                factory = _class_of(factory, config)
+                factory, config = _chosen(factory, config)
             loaded, info = factory.from_pretrained(
                 model.path if tensors is None else None,
                 state_dict=tensors,
@@ -277,10 +277,14 @@ def _load(
     return loaded, sorted(info["missing_keys"])
 
 
-def _class_of(factory: Any, config: PreTrainedConfig) -> Any:
-    """Return the class that an auto class chooses; the auto class itself wants a path of files."""
+def _chosen(factory: Any, config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+    """Return the class that an auto class chooses, and the part of the config that it takes: the
+    language model of a model that sees has one of its own. The auto class itself wants a path of
+    files."""
     with torch.device("meta"):
-        return type(factory.from_config(copy.deepcopy(config)))
+        made = factory.from_config(copy.deepcopy(config))
+    same = isinstance(made.config, type(config))
+    return type(made), config if same else config.get_text_config()
 
 
 def _name(loaded: PreTrainedModel, path: str) -> None:
