@@ -41,9 +41,9 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
 
             for finding in inspect(loaded):
                 raise finding.error
-            from roll.commands.launch import launch
+            from roll.commands.launch import launch, print_end
 
-            launch(loaded, fork_server=fork_server)
+            print_end(loaded.config, launch(loaded, fork_server=fork_server))
 
 
 def rollout(

@@ -86,7 +86,6 @@ def launch(
             if config.resume == "never":
                 lock.begin_anew()
             summary = _run(pipeline, config, data, folder, fork_server)
-    _print_end(output_dir, summary)
     return summary
 
 
@@ -154,9 +153,14 @@ def _refuse_to_end_before_it_begins(config: RunConfig) -> None:
         )
 
 
-def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
-    """Print to stderr the first and last validation scores, the verdict, the number of steps and
-    the output folder."""
+def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
+    """Print to stderr how a run has ended: the first and last validation scores, the verdict, the
+    number of steps and the output folder.
+
+    Args:
+        summary: what `launch` returned.
+    """
+    output_dir = Path(config.output_dir).expanduser().absolute()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, value in summary["validation"].items():
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):

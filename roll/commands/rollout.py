@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.commands.launch import launch
+from roll.commands.launch import launch, print_end
 from roll.commands.preflight import inspect
 from roll.config.loading.compose import LoadedConfig
 from roll.config.rlvr_base import RlvrBase
@@ -40,7 +40,7 @@ def rollout(
     loaded = replace(loaded, config=rollout_config(loaded.config, out, steps))
     for finding in inspect(loaded):
         raise finding.error
-    launch(loaded, PIPELINES, fork_server)
+    print_end(loaded.config, launch(loaded, PIPELINES, fork_server))
     return Path(loaded.config.output_dir)
 
 

@@ -99,7 +99,8 @@ def test_a_run_for_gpus_does_three_tiny_steps_here(tmp_path: Path) -> None:
     path = a_task(tmp_path)
     done = tried(path, "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
-    assert "ok: 3 steps in" in done.stdout
+    assert re.search(r"ok: 3 steps in \d+ s; output and models are in \S+/kept/", done.stdout)
+    assert "everything is in" not in done.stdout + done.stderr, "that is told of the run itself"
     assert "vllm" in done.stdout
     assert "the filter equal_rewards" in done.stdout
     assert "<user>" in done.stdout, "the prompt as the model sees it"

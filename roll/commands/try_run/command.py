@@ -55,7 +55,8 @@ def try_run(
         (run or _launched)(replace(loaded, config=small.config))
         for line in _first_sample(folder / "out"):
             say(line)
-        say(f"ok: {steps} steps in {time.monotonic() - begun_s:.0f} s")
+        kept = "" if keep is None else f"; output and models are in {folder}/"
+        say(f"ok: {steps} steps in {time.monotonic() - begun_s:.0f} s{kept}")
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
