@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -23,9 +23,23 @@ from roll.cli.shared import (
 from roll.config.errors import UserError
 from roll.config.loading.compose import LoadedConfig, load_config
 
+if TYPE_CHECKING:
+    from roll.commands.costs.report import Costs
+
 Fast = Annotated[
     bool, typer.Option("--fast", help="Try nothing out: a second, and no data is tokenized.")
 ]
+Rates = Annotated[
+    str, typer.Option(help="Tokens per second of all devices: generate=3000,train=9000,score=20000")
+]
+Earlier = Annotated[
+    Path | None,
+    typer.Option("--from", help="The output_dir of an earlier run, with its rates and lengths."),
+]
+Expect = Annotated[
+    str, typer.Option(help="Mean tokens of a prompt and a response: prompt=200,response=600")
+]
+Price = Annotated[float | None, typer.Option(min=0, help="Price of a device for an hour.")]
 
 
 def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
@@ -71,18 +85,27 @@ def rollout(
 
 
 def check(
-    file: File, overrides: Overrides = None, fast: Fast = False, debug: Debug = False
+    file: File,
+    overrides: Overrides = None,
+    fast: Fast = False,
+    rates: Rates = "",
+    earlier: Earlier = None,
+    expect: Expect = "",
+    price: Price = None,
+    debug: Debug = False,
 ) -> None:
-    """Validate a run file and try some of its data; print the device map and the sizes of a
-    step."""
+    """Validate a run file and try some of its data; print the device map, the sizes of a step, and
+    what the run costs: memory, tokens, hours and money (docs/costs.md)."""
     with reported(debug):
         leave_out_triton()  # first: parts that users bring may import torch
         loaded = load_config(file, overrides or ())
+        from roll.commands.costs.command import Asked, costs_of, with_rows
         from roll.commands.preflight import inspect, user_folder
         from roll.commands.trials.result import Trial
         from roll.commands.trials.trial import try_out
         from roll.config.checks.notices import notices
 
+        costs, remarks = costs_of(loaded.config, Asked(rates, earlier, expect, price))
         findings = inspect(loaded)
         wrong = [str(finding.error) for finding in findings if not finding.only_here]
         lacking = [str(finding.error) for finding in findings if finding.only_here]
@@ -92,9 +115,10 @@ def check(
             # Printed first, because a table before the error would hide it.
             report_error(UserError("\n".join(wrong)), debug)
         _print_plan(loaded)
+        _print_costs(with_rows(costs, trial))
         for line in trial.told:
             OUT.print(f"  {line}", markup=False)
-        for line in [*notices(loaded.config), *trial.remarks]:
+        for line in [*remarks, *notices(loaded.config), *trial.remarks]:
             OUT.print(f"note: {line}", markup=False, style="yellow")
         for line in lacking:
             OUT.print(f"not here: {line}", markup=False, style="yellow")
@@ -220,4 +244,17 @@ def _print_memory(loaded: LoadedConfig) -> None:
             table.add_row(*row)
         OUT.print(table)
     for line in lines:
+        OUT.print(f"  {line}", markup=False)
+
+
+def _print_costs(costs: Costs) -> None:
+    """Print the tokens of a run and, if rates are known, its hours and price."""
+    from roll.commands.costs.report import lines_of, table_of
+
+    heads, rows = table_of(costs)
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    OUT.print(table)
+    for line in lines_of(costs):
         OUT.print(f"  {line}", markup=False)

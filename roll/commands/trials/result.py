@@ -25,3 +25,7 @@ class Trial:
     """Names of parts that could not be tried, each with the reason."""
     rows: dict[str, Prompt] = field(default_factory=dict)
     """First prompt of each tag, for the trial of rewards."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """Rows of each source that was read whole, by its key in the config."""
+    mean_tokens: dict[str, float] = field(default_factory=dict)
+    """Mean tokens of the first rows of each source, by its key: of prompts, or of whole texts."""

@@ -67,6 +67,8 @@ def try_tasks(config: AgenticBase, folder: Path) -> Trial:
             )
         for task in tasks:
             trial.rows.setdefault(task.tag, task)
+        if few is source or len(tasks) < LOOKED_AT:
+            trial.counted[key] = len(tasks)
         of = "seeds" if source.seeds is not None else source.path
         trial.told.append(f"{key}: {len(tasks)} tasks of {of}")
     for name, environment in config.environments.items():

@@ -135,6 +135,7 @@ def try_data(config: RunConfig) -> Trial:
         except UserError as error:
             trial.wrong.append(error)
             continue
+        _note_sizes(config, trial, name, report)
         first = "the first " if report.rows == LOOKED_AT else ""
         trial.told.append(
             f"{source.path}: {report.kept} of {first}{report.rows} rows kept, the longest has "
@@ -147,6 +148,17 @@ def try_data(config: RunConfig) -> Trial:
                 "trained on"
             )
     return trial
+
+
+def _note_sizes(config: RunConfig, trial: Trial, name: str, report: SourceReport) -> None:
+    """Note how many rows a source has, if all were read, and how long they are. A pair has two
+    lengths, and is left out."""
+    if report.rows != LOOKED_AT:
+        trial.counted[name] = report.kept
+    most = _most_tokens(config)
+    lengths = [tokens for tokens in report.lengths if tokens <= most]
+    if lengths and not isinstance(config, PreferenceConfig):
+        trial.mean_tokens[name] = sum(lengths) / len(lengths)
 
 
 def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any], SourceReport]:

@@ -1,0 +1,213 @@
+"""Tokens that a run generates, trains on and scores: the most that its file allows, and what is to
+be expected of rows with a known mean length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from roll.commands.costs.expected import Expected
+from roll.config.agentic_base import AgenticBase
+from roll.config.algorithm import Need
+from roll.config.algorithm.preferences import KtoConfig
+from roll.config.offline import DistillationConfig, DpoConfig
+from roll.config.offline_base import NO_LIMIT, OfflineConfig, PreferenceConfig
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
+
+Kind = Literal["generate", "train", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one part of a run, which it handles once in each step or validation."""
+
+    name: str
+    kind: Kind
+    most: float | None
+    """Largest number of tokens of one time; None: not known."""
+    mean: float | None
+    """Expected number of tokens of one time; None: no length is stated."""
+    times: int | None
+    """Number of steps or validations of the run; None: not known."""
+    validates: bool = False
+
+    @property
+    def run_most(self) -> float | None:
+        """Largest number of tokens of the run."""
+        return _product(self.most, self.times)
+
+    @property
+    def run_mean(self) -> float | None:
+        """Expected number of tokens of the run."""
+        return _product(self.mean, self.times)
+
+
+def work_of(config: RunConfig, expected: Expected) -> list[Work]:
+    """Return all parts of a run that handle tokens, those of validation last."""
+    if isinstance(config, RlvrBase):
+        return list(_of_samples(config, expected))
+    assert isinstance(config, OfflineConfig)
+    return list(_of_rows(config, expected))
+
+
+def num_steps(config: RunConfig, expected: Expected) -> int | None:
+    """Return the number of steps of a run; None if it depends on data that is not known."""
+    if isinstance(config, OfflineConfig) and config.epochs and expected.train_rows:
+        return config.with_steps(expected.train_rows).max_steps
+    return None if config.max_steps == NO_LIMIT else config.max_steps
+
+
+def num_validations(config: RunConfig, expected: Expected) -> int | None:
+    """Return how often a run validates; None if its number of steps is not known."""
+    last = num_steps(config, expected)
+    if last is None:
+        return None
+    if not config.validation.metrics:
+        return 0
+    return (
+        last // config.validation.every
+        + bool(last % config.validation.every)
+        + (config.validation.at_start)
+    )
+
+
+def num_checkpoints(config: RunConfig, expected: Expected) -> int | None:
+    """Return how often a run saves a checkpoint; None if its number of steps is not known."""
+    last, every = num_steps(config, expected), config.checkpoint.every
+    if last is None or every is None:
+        return None if last is None else 1
+    return ceil(last / every)
+
+
+def sequences_of(config: OfflineConfig) -> int:
+    """Return the largest number of sequences of a row: two of a pair, one of others."""
+    if not isinstance(config, PreferenceConfig):
+        return 1
+    return 2 if any(source.columns.label is None for source in config.data.sources) else 1
+
+
+def _of_samples(config: RlvrBase, expected: Expected) -> Iterator[Work]:
+    """Yield the work of a run on samples of its policy."""
+    samples, steps, longest = config.samples_per_step, config.max_steps, config.max_row_tokens
+    row = _sum(expected.prompt, expected.response)
+    if config.generates:
+        greedy = config.data.prompts_per_step if _compares_with_greedy(config) else 0
+        mean = expected.generated or expected.response
+        told = None if mean is None else mean * (samples + (0 if expected.generated else greedy))
+        most = most_groups(config) * _siblings(config) * config.longest_response
+        yield Work("generated", "generate", most, told, steps)
+    for role, trained in config.trained.items():
+        waits = config.critic.warmup_steps if config.critic and role is Role.ACTOR_TRAIN else 0
+        rows = samples * trained.epochs
+        times = max(steps - waits, 0)
+        yield Work(f"trained by {role}", "train", rows * longest, _product(row, rows), times)
+    for name in _scorers(config):
+        yield Work(name, "score", samples * longest, _product(row, samples), steps)
+    if config.generates and config.validation.sets:
+        longest = config.validation_sampling.max_new_tokens
+        if isinstance(config, AgenticBase):
+            longest = config.data.max_episode_tokens
+        rows_held_out = expected.validation_rows
+        every = None if rows_held_out is None else rows_held_out * _validated(config)
+        yield Work(
+            "generated by validations",
+            "generate",
+            _product(every, longest),
+            _product(every, expected.response),
+            num_validations(config, expected),
+            validates=True,
+        )
+
+
+def _of_rows(config: OfflineConfig, expected: Expected) -> Iterator[Work]:
+    """Yield the work of a run on existing rows."""
+    steps, each = num_steps(config, expected), sequences_of(config)
+    sequences, longest = config.data.rows_per_step * each, config.data.max_tokens
+    most, mean = sequences * longest, _product(expected.row, sequences)
+    yield Work(f"trained by {Role.ACTOR_TRAIN}", "train", most, mean, steps)
+    scorers = list(_row_scorers(config))
+    for name in scorers:
+        yield Work(name, "score", most, mean, _once(config, expected, steps))
+    if config.validation.metrics:
+        rows, passes = expected.validation_rows, 1 + len(scorers)
+        every = None if rows is None else rows * each * passes
+        yield Work(
+            "scored by validations",
+            "score",
+            _product(every, longest),
+            _product(every, expected.row),
+            num_validations(config, expected),
+            validates=True,
+        )
+
+
+def _scorers(config: RlvrBase) -> Iterator[str]:
+    """Yield what happens to every sample of a step in a forward pass alone."""
+    if config.reference is not None:
+        yield f"scored by {Role.REFERENCE}"
+    elif Need.REFERENCE in config.needs:
+        yield "scored by the base of the adapter"
+    if config.scores_old_logprobs:
+        yield f"scored by {Role.ACTOR_TRAIN}"
+    if config.critic is not None:
+        yield f"scored by {Role.CRITIC}"
+    if config.teachers:
+        yield "scored by teachers"
+
+
+def _row_scorers(config: OfflineConfig) -> Iterator[str]:
+    """Yield what happens to every row of a step in a forward pass alone."""
+    if isinstance(config, DistillationConfig):
+        yield "scored by teachers"
+    if isinstance(config, DpoConfig) and config.loss.needs_reference:
+        yield f"scored by {Role.REFERENCE}"
+        if isinstance(config.loss, KtoConfig):  # responses to other prompts
+            yield f"scored by {Role.REFERENCE}, mismatched"
+            yield f"scored by {Role.ACTOR_TRAIN}, mismatched"
+
+
+def _once(config: OfflineConfig, expected: Expected, steps: int | None) -> int | None:
+    """Return in how many steps of the run rows are scored."""
+    once = isinstance(config, DpoConfig) and config.reference_logprobs == "once"
+    if not once or steps is None or not expected.train_rows:
+        return steps
+    return min(steps, ceil(expected.train_rows / config.data.rows_per_step))
+
+
+def most_groups(config: RlvrBase) -> int:
+    """Return the largest number of groups that are generated for a step. Rejected ones are limited
+    by `rollout.max_prompts_factor`, for each step that is under way."""
+    wanted, rollout = config.data.prompts_per_step, config.rollout
+    rejected = 0
+    if rollout.drop or any(config.filters.values()):
+        tried = ceil(rollout.max_prompts_factor * wanted)
+        rejected = (rollout.max_staleness + 1) * (tried - wanted)
+    again = rollout.max_staleness if rollout.in_flight == "restart" else 0
+    return (wanted + rejected + rollout.extra_prompts) * (1 + again)
+
+
+def _siblings(config: RlvrBase) -> int:
+    """Return the largest number of responses of a group, one to compare with included."""
+    own = config.data.samples_per_prompt + config.rollout.redundant_samples
+    return own + _compares_with_greedy(config)
+
+
+def _compares_with_greedy(config: RlvrBase) -> bool:
+    """Return whether groups of some tag get a greedy response, too."""
+    return Need.GREEDY_BASELINE in config.needs
+
+
+def _validated(config: RlvrBase) -> int:
+    return config.validation.samples_per_prompt
+
+
+def _product(number: float | None, times: float | None) -> float | None:
+    return None if number is None or times is None else number * times
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
