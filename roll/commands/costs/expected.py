@@ -10,6 +10,8 @@ from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 
+_ROUNDED = 1 + 1e-6
+"""Factor by which a measured mean may be above a limit that every row has reached."""
 SAMPLED = ("prompt", "response", "validation_rows")
 GIVEN = ("row", "train_rows", "validation_rows")
 """Names that `--expect` takes, for runs on samples and for runs on existing rows."""
@@ -39,7 +41,7 @@ class Expected:
         return [
             f"{name}={own[name]:g} (at most {limit})"
             for name, limit in limits.items()
-            if own[name] is not None and own[name] > limit
+            if own[name] is not None and own[name] > limit * _ROUNDED
         ]
 
     def over(self, other: Expected) -> Expected:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from roll.commands.costs.command import Asked, costs_of, with_rows
+from roll.commands.costs.expected import Expected
 from roll.commands.costs.report import Costs, lines_of, table_of
 from roll.commands.trials.result import Trial
 from roll.config import load_config
@@ -124,6 +125,12 @@ def test_every_part_of_a_run_on_pairs_is_counted(tmp_path: Path) -> None:
     assert kto["scored by validations"] == (3 * 2 * 64 * 4, 3)
     epochs = costs(path, "max_steps=1000", "epochs=1.5", expect="train_rows=80")
     assert epochs.work[0].times == 30
+
+
+def test_a_measured_mean_may_be_the_limit_but_for_rounding(tmp_path: Path) -> None:
+    config = load_config(write_task(tmp_path)).config
+    assert Expected(prompt=32 + 1e-9, response=12.0).above(config) == []
+    assert Expected(prompt=33.0).above(config) == ["prompt=33 (at most 32)"]
 
 
 def test_hours_and_price_are_those_of_the_stated_rates(tmp_path: Path) -> None:
