@@ -39,6 +39,7 @@ class TurnConfig(Config):
     """Turn of a conversation that is made of columns."""
 
     role: str
+    """Speaker of the turn, as the chat template names it: `system`, `user`, `assistant`."""
     content: Column
     """Text with names of columns in braces. The turn is left out of rows in which all of them are
     empty."""

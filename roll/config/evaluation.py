@@ -108,8 +108,10 @@ class EvalConfig(Config):
     `rollout`."""
 
     seed: int = 0
+    """Seed of the samples."""
     cluster: ClusterConfig = ClusterConfig()
     pools: dict[str, DeviceList] = Field(min_length=1)
+    """Device pools: name -> device numbers, for example "0-3"."""
     model: ModelConfig
     actor_infer: InferRole
     health: HealthConfig = HealthConfig()

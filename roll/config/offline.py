@@ -88,6 +88,7 @@ class DpoConfig(PreferenceConfig):
 
     pipeline: str = "dpo"
     loss: PreferenceLossConfig = SigmoidConfig()
+    """Loss of a pair, or of a response with a label."""
     reference: ScoreRole | None = None
     """Frozen copy of the start model; needed by losses that compare the policy with a reference."""
     reference_logprobs: Literal["per_step", "once"] = "per_step"

@@ -34,7 +34,9 @@ class RunConfig(Config, ABC):
     output_dir: str = Field(min_length=1)
     """Folder of everything that the run writes."""
     seed: int = 0
+    """Seed of everything that is drawn: the order of rows, samples, tasks, new weights."""
     max_steps: int = Field(ge=1)
+    """Number of steps after which the run ends."""
     resume: str = "auto"
     """Checkpoint to continue from. `auto`: the newest complete checkpoint in output_dir. `never`:
     start from the beginning. Any other value is the path of a checkpoint."""

@@ -131,6 +131,7 @@ class AlgorithmConfig(Config):
     `defaults` say about the parts it sets; a preset named on the command line replaces what all
     files say about them."""
     advantage: AdvantageConfig = GrpoConfig()
+    """Estimator that turns rewards into one advantage per token."""
     loss: tuple[LossTermConfig, ...] = Field(default=(PpoClipConfig(),), min_length=1)
     """Loss terms; the loss is their sum, each times its coefficient."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN

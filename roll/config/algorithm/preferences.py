@@ -99,7 +99,9 @@ class KtoConfig(PreferenceLoss):
     kind: Literal["kto"] = "kto"
     paired: ClassVar[bool] = False
     desirable_weight: float = Field(default=1.0, gt=0)
+    """Factor w of wanted responses."""
     undesirable_weight: float = Field(default=1.0, gt=0)
+    """Factor w of unwanted responses."""
 
 
 PreferenceLossConfig = Annotated[

@@ -121,6 +121,8 @@ def is_better_high(metric: str) -> bool:
 
 
 class CheckpointConfig(Config):
+    """Checkpoints: when they are written, and which are kept."""
+
     every: int | None = Field(default=None, ge=1)
     """Number of steps between checkpoints. If left out: only the last step is saved."""
     keep_last: int = Field(default=2, ge=1)
@@ -193,6 +195,7 @@ class TrackConfig(Config):
     """Trackers that metrics are sent to, besides the terminal and metrics.jsonl."""
 
     tensorboard: bool = True
+    """Write the metrics to `tensorboard/` in output_dir."""
     trackers: tuple[TrackerConfig, ...] = ()
     """Services and classes that also get the metrics. One that fails is switched off, and the run
     goes on."""

@@ -33,6 +33,8 @@ class LoraConfig(Config):
 
 
 class ModelConfig(Config):
+    """Model: its files, its dtype, and which of its parts are trained."""
+
     path: str
     """Folder of a Hugging Face checkpoint, or `org/name` on the hub."""
     tokenizer: str | None = None

@@ -111,6 +111,8 @@ class HealthConfig(Config):
 
 
 class RolloutConfig(Config):
+    """Generation of the samples of a step, and limits of the engines that generate."""
+
     replay: str | None = None
     """The output_dir of `roll rollout`, or of a run with `track.samples: all`, whose samples the
     steps train on, in place of generated ones. null: generate. See docs/replay.md."""

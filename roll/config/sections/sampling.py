@@ -6,6 +6,8 @@ from roll.config.base import Config
 
 
 class SamplingConfig(Config):
+    """Sampling of the responses."""
+
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy. The trainer computes log-probs at the same temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)

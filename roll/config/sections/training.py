@@ -32,6 +32,7 @@ class OptimizerConfig(Config):
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
+    """Number added to the root of the mean square before the division."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Largest global norm of the gradients; larger gradients are scaled down to it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -40,6 +41,7 @@ class OptimizerConfig(Config):
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps in which the learning rate rises linearly from zero."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak learning rate that is left at the last step."""
 
 
 class LearnerRole(WorkersConfig):
@@ -48,6 +50,7 @@ class LearnerRole(WorkersConfig):
     pool: str
     """Name of a pool; one worker runs on each device."""
     strategy: TrainStrategyConfig = Fsdp2Config()
+    """Backend that trains."""
     model: ModelConfig | None = None
     """Model of this role. If left out: the top-level `model`."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -84,7 +87,9 @@ class ScoreRole(WorkersConfig):
     """Role that only computes log-probs."""
 
     pool: str
+    """Name of a pool; one worker runs on each device."""
     strategy: ScoreStrategyConfig = HfScoreConfig()
+    """Backend that computes the log-probs."""
     model: ModelConfig | None = None
     """Model of this role. If left out: the model that training starts from, which is
     actor_train.model or the top-level `model`."""
@@ -113,6 +118,7 @@ class InferRole(WorkersConfig):
     """Name of a pool; one replica runs on each `strategy.tp` devices (vLLM: `strategy.tp` times
     `strategy.pp`)."""
     strategy: EngineConfig = VllmConfig()
+    """Engine that generates."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of the engine's weights. If left out: that of the model."""
 

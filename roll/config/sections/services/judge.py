@@ -53,7 +53,7 @@ class JsonVerdictConfig(_Scale):
     """Names of further numbers in the same range, asked for before the score and logged as
     parts."""
     classes: dict[str, float] | None = None
-    """Names to choose one from, with the score of each, in place of a number. The key is then
+    """Score of each name that the judge may choose, in place of a number. The key is then
     `verdict`."""
 
     @model_validator(mode="after")
@@ -130,6 +130,7 @@ class JudgedConfig(Config):
     `row.<column>`; with `per: group`, `responses` in place of `response`. Each is put between marks
     that the text inside cannot know; `response.text` is the bare text."""
     verdict: VerdictConfig = JsonVerdictConfig()
+    """Form of the answer, and the way from it to a score."""
     votes: int = Field(default=1, ge=1)
     """Number of answers to each question; the score is their mean. At least half of them must be
     readable."""
