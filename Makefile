@@ -20,7 +20,7 @@ else
 TORCH := --torch-backend=$(if $(filter cuda,$(PLATFORM)),$(CUDA_BUILD),cpu)
 endif
 
-.PHONY: quickstart setup wheels lint type test test-fast test-gpu bench clean
+.PHONY: quickstart setup wheels docs lint type test test-fast test-gpu bench clean
 
 quickstart: setup  ## Install, make a tiny model, train it by RL.
 	$(BIN)/python examples/sorting.py quickstart
@@ -45,6 +45,10 @@ wheels: setup  ## Wheels in dist/, to install where the repository is not (docs/
 	$(BIN)/uv build --out-dir dist mcore_adapter
 	for part in stubs/torchaudio stubs/torchcodec python_half/torchvision; do \
 		$(BIN)/uv build --wheel --out-dir dist/cpu requirements/$$part || exit 1; done
+
+# The variable silences a notice of the theme about its successor.
+docs: setup  ## The documentation as a site: outputs/site/index.html. Needs no network.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: setup
 	$(BIN)/ruff check .
