@@ -98,7 +98,7 @@ def _page(
                 class_="dim",
             )
         )
-    return _document(runs[0].name, join(parts), embedded(data), version)
+    return document(runs[0].name, join(parts), embedded(data), version)
 
 
 def waiting_page(name: str, told: str, version: str) -> str:
@@ -110,10 +110,10 @@ def waiting_page(name: str, told: str, version: str) -> str:
         version: see `page`.
     """
     body = join([element("h1", name), element("p", told)])
-    return _document(name, body, embedded({"panels": []}), version)
+    return document(name, body, embedded({"panels": []}), version)
 
 
-def _document(title: str, body: Markup, data: Markup, version: str | None) -> str:
+def document(title: str, body: Markup, data: Markup, version: str | None) -> str:
     """Return the HTML document. Its policy lets no other script run, and nothing be loaded; only a
     page with a version may ask its server for a newer one."""
     script = files("roll.report").joinpath("static/page.js").read_text(encoding="utf-8")

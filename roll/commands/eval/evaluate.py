@@ -17,6 +17,7 @@ from typing import Any
 from roll.commands.eval.answers import Answers
 from roll.commands.eval.cells import Cell, load_questions
 from roll.commands.eval.models import Examinee, fingerprint, make_folder
+from roll.commands.eval.page import results_page
 from roll.commands.eval.results import Line, markdown_of, write_results
 from roll.commands.eval.scores import scores_of
 from roll.commands.eval.votes import votes_of
@@ -74,7 +75,8 @@ class Work:
         }
         rows = sum(report.rows for report in data.report)
         whole = scores_of(answered, n, passes)
-        return Line(self.examinee.name, cell, task, rows, whole, by_tag)
+        model = self.examinee
+        return Line(model.name, cell, task, rows, whole, by_tag, model.run, model.step)
 
 
 def on_ray(config: EvalConfig, folders: Sequence[str]) -> AbstractContextManager[Launcher]:
@@ -218,7 +220,7 @@ async def _answer_cell(work: Work, cell: Cell, served: ServedModel, router: Rewa
 
 
 def _write(works: Sequence[Work], cells: Sequence[Cell], out: Path) -> list[Line]:
-    """Write the results of all models, and one table; return its lines."""
+    """Write the results of all models, one table and one page; return the lines of the table."""
     several = len({cell.set_name for cell in cells}) < len(cells)
     lines: list[Line] = []
     for work in works:
@@ -228,4 +230,5 @@ def _write(works: Sequence[Work], cells: Sequence[Cell], out: Path) -> list[Line
         write_results(out / work.examinee.name, own, told)
         lines += own
     replace_file(out / "table.md", markdown_of(lines))
+    replace_file(out / "results.html", results_page(lines))
     return lines

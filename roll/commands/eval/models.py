@@ -29,6 +29,10 @@ class Examinee:
     checkpoint: Path | None = None
     """Checkpoint of a run that has to be written as such a folder; None if there is nothing to
     do."""
+    run: str | None = None
+    """Name of the run whose weights they are; None if the model is of none."""
+    step: int | None = None
+    """Number of steps that the run had done."""
 
 
 def find_models(named: Sequence[str], steps: Sequence[int], out: Path) -> list[Examinee]:
@@ -78,7 +82,8 @@ def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
     run, exported = folder.resolve().name, exported_step(folder)
     complete = dict(Checkpoints(folder / "checkpoints", CheckpointConfig()).complete())
     if not steps and exported is not None and (folder / "hf" / "config.json").is_file():
-        return [Examinee(f"{run}-step{exported}", str((folder / "hf").resolve()))]
+        path = str((folder / "hf").resolve())
+        return [Examinee(f"{run}-step{exported}", path, run=run, step=exported)]
     missing = [step for step in steps if step not in complete]
     if missing or not complete:
         known = ", ".join(map(str, complete)) or "none"
@@ -89,7 +94,8 @@ def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
     found = []
     for step in steps or [max(complete)]:
         name = f"{run}-step{step}"
-        found.append(Examinee(name, str((out / name / "hf").resolve()), complete[step]))
+        path = str((out / name / "hf").resolve())
+        found.append(Examinee(name, path, complete[step], run, step))
     return found
 
 

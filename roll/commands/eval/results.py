@@ -39,6 +39,10 @@ class Line:
     whole: Scores
     by_tag: dict[str, Scores]
     """Scores of the questions with each tag, if there are several."""
+    run: str | None = None
+    """Name of the run of which the model is a checkpoint; None if it is of none."""
+    step: int | None = None
+    """Number of steps that the run had done."""
 
 
 def write_results(folder: Path, lines: Sequence[Line], model: dict[str, Any]) -> None:
