@@ -68,6 +68,22 @@ def test_swanlab(tmp_path: Path) -> None:
         assert all(name.encode() in file.read_bytes() for name in STEPS[0])
 
 
+def test_clearml(tmp_path: Path) -> None:
+    env = {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": str(tmp_path / "cache")}
+    kept = sent(tmp_path, "clearml", "clearml", {}, **env)
+    sessions = sorted((tmp_path / "cache").glob("**/offline-*/task.json"))
+    assert len(sessions) == 2
+    assert (kept / "id").read_text() in {file.parent.name for file in sessions}
+    told: dict[int, dict[str, float]] = {}
+    for file in sessions:
+        assert '"name": "model/path"' in file.read_text()
+        for line in (file.parent / "metrics.jsonl").read_text().splitlines():
+            for one in json.loads(line):
+                name = f"{one['metric']}/{one['variant']}"
+                told.setdefault(one["iter"], {})[name] = one["value"]
+    assert told == STEPS
+
+
 def test_trackio(tmp_path: Path) -> None:
     kept = sent(tmp_path, "trackio", "trackio", {}, TRACKIO_DIR=str(tmp_path / "db"))
     with sqlite3.connect(tmp_path / "db" / "sorting.db") as database:

@@ -162,7 +162,7 @@ class ProfileConfig(Config):
     allocation of GPU memory, as a snapshot for https://pytorch.org/memory_viz."""
 
 
-SERVICES = ("wandb", "mlflow", "swanlab", "trackio")
+SERVICES = ("wandb", "mlflow", "swanlab", "trackio", "clearml")
 """Services that trackers send to, by the name of their package."""
 
 
@@ -170,15 +170,15 @@ class TrackerConfig(Config):
     """A service, or a class of yours, that gets the metrics of every step."""
 
     kind: str
-    """`wandb`, `mlflow`, `swanlab` or `trackio`, whose package must be installed; or the import
-    path of a class, `my_module:MyTracker`."""
+    """`wandb`, `mlflow`, `swanlab`, `trackio` or `clearml`, whose package must be installed; or the
+    import path of a class, `my_module:MyTracker`."""
     project: str = "roll"
     """Name of the project there; of MLflow: of the experiment."""
     name: str | None = None
     """Name of the run there. null: the last two parts of output_dir, such as `quickstart-run`."""
     kwargs: dict[str, Any] = {}
-    """Further arguments for `wandb.init`, `MlflowClient`, `swanlab.init`, `trackio.init`, or the
-    class."""
+    """Further arguments for `wandb.init`, `MlflowClient`, `swanlab.init`, `trackio.init`, clearml's
+    `Task.init`, or the class."""
 
     @field_validator("kind")
     @classmethod

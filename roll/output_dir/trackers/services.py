@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from roll.output_dir.trackers.clearml import ClearmlTracker
 from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker
 
 
@@ -151,5 +152,6 @@ CLASSES: Mapping[str, Callable[..., Tracker]] = {
     "mlflow": MlflowTracker,
     "swanlab": SwanLabTracker,
     "trackio": TrackioTracker,
+    "clearml": ClearmlTracker,
 }
 """`kind` of a tracker -> its class."""
