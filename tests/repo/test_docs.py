@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+from docs import generate_config
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,6 +21,16 @@ def test_the_page_of_models_is_up_to_date() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generate_models.py"))
     found = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert found == made["text"](), "run: python -m docs.generate_models"
+
+
+def test_the_reference_of_keys_is_up_to_date() -> None:
+    files = generate_config.FOLDER.glob("*")
+    found = {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert found == generate_config.pages(), "run: python -m docs.generate_config"
+
+
+def test_every_key_of_a_run_file_has_a_description_and_every_number_a_unit() -> None:
+    assert generate_config.lacking() == []
 
 
 def test_every_benchmark_is_named_with_what_it_measures() -> None:
