@@ -67,7 +67,7 @@ def test_the_commands_tell_their_version_and_complete_words(here: Installed) -> 
     assert here.run("mcore-adapter", "--version") == "mcore-adapter 0.1.0\n"
     assert "Post-train language models" in here.run("roll", "--help")
     assert "Megatron" in here.run("mcore-adapter", "--help")
-    words = {"COMP_WORDS": "roll ch", "COMP_CWORD": "1", "_ROLL_COMPLETE": "complete_bash"}
+    words = {"COMP_WORDS": "roll che", "COMP_CWORD": "1", "_ROLL_COMPLETE": "complete_bash"}
     asked = Installed(here.folder, here.work, {**here.environ, **words})
     assert asked.run("roll").split() == ["check"]
 
