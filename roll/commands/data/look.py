@@ -11,10 +11,11 @@ from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.datasets import Dataset, Source, SourceReport
 from roll.data.examples import Example, tokens_of
-from roll.data.preparation.overlap import TokensOf, hashes_of, overlaps
+from roll.data.preparation.overlap import Overlap, Rule, TokensOf, hashes_of, overlaps, without
 from roll.pipeline.offline import load_offline
 from roll.runtime.run_data import RunData, load_data
 
@@ -73,7 +74,7 @@ class Look:
 
     sources: list[SourceLook]
     overlap: list[str]
-    """Sentences about training rows that are in validation sets, too."""
+    """Sentences about training rows that are in validation sets, too, and what the run does."""
     limit: int
     """Largest number of tokens of a row, or of a prompt."""
 
@@ -96,18 +97,21 @@ def look_at(config: RunConfig, rows: int) -> Look:
     # Rows that are held out, too, are what this command tells.
     data = config.data.model_copy(update={"overlap": "warn"})
     whole = config.model_copy(update={"data": data})
+    rule = config.data.overlap
     if isinstance(whole, RlvrBase):
         limit = whole.data.max_prompt_tokens
-        return _looked(load_data(whole), _prompt_tokens, _prompt, limit, rows)
+        return _looked(load_data(whole), _prompt_tokens, _prompt, limit, rows, rule)
     assert isinstance(whole, OfflineConfig)
-    return _looked(load_offline(whole), tokens_of, _example, whole.data.max_tokens, rows)
+    return _looked(load_offline(whole), tokens_of, _example, whole.data.max_tokens, rows, rule)
 
 
 Show = Callable[[Any, Any], ShownRow]
 """Function that returns a row as it is shown; its second argument is the tokenizer."""
 
 
-def _looked(data: RunData[Any], tokens: TokensOf, show: Show, limit: int, rows: int) -> Look:
+def _looked(
+    data: RunData[Any], tokens: TokensOf, show: Show, limit: int, rows: int, rule: Rule
+) -> Look:
     """Return the look at loaded rows; see `look_at`."""
     parts: list[tuple[Dataset[Any], bool]] = [(data.train, False), (data.held_out, True)]
     sources = [
@@ -116,7 +120,23 @@ def _looked(data: RunData[Any], tokens: TokensOf, show: Show, limit: int, rows: 
         for source, report in zip(dataset.sources, dataset.report, strict=True)
     ]
     found = overlaps(data.train, data.held_out, tokens)
-    return Look(sources, [str(each) for each in found], limit)
+    told = [str(each) for each in found]
+    if found:
+        told.append(_consequence(data, found, rule))
+    return Look(sources, told, limit)
+
+
+def _consequence(data: RunData[Any], found: Sequence[Overlap], rule: Rule) -> str:
+    """Return what the run does about its overlap."""
+    if rule == "refuse":
+        return "the run would not start (data.overlap: refuse)"
+    if rule == "warn":
+        return "the run would train on these rows (data.overlap: warn)"
+    try:
+        left = sum(len(source.items) for source in without(data.train, found))
+    except DataError as error:
+        return f"the run would not start: {error}"
+    return f"{len(data.train) - left} training rows would be left out (data.overlap: drop)"
 
 
 def _source(

@@ -7,6 +7,7 @@ is something to try. Nothing is downloaded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -27,7 +28,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.user_code.import_path import searched_first
 from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import is_cached
-from roll.data.sources import resolve_format
+from roll.data.sources import raw_rows, resolve_format
 
 if TYPE_CHECKING:
     from roll.data.datasets import Source, SourceReport
@@ -126,20 +127,24 @@ def try_data(config: RunConfig) -> Trial:
     except UserError as error:
         trial.wrong.append(error)
         return trial
+    whole: dict[str, Source[Any]] = {}
     for name, source in sources.items():
         try:
-            made, report = _first_rows(make, named[name], source)
+            made, report, partly = _first_rows(make, named[name], source)
             _check_rows(config, name, made, report)
             for item in made.items if isinstance(config, RlvrBase) else ():
                 trial.rows.setdefault(item.tag, item)
         except UserError as error:
             trial.wrong.append(error)
             continue
-        _note_sizes(config, trial, name, report)
-        first = "the first " if report.rows == LOOKED_AT else ""
+        if not partly:
+            whole[name] = made
+            trial.counted[name] = report.kept
+        _note_mean(config, trial, name, report)
+        first = "the first " if partly else ""
         trial.told.append(
-            f"{source.path}: {report.kept} of {first}{report.rows} rows kept, the longest has "
-            f"{report.longest_tokens} of at most {_most_tokens(config)} tokens"
+            f"{source.path}: {report.kept} of {first}{report.rows} rows kept, "
+            f"{_longest(report, _most_tokens(config))}"
         )
         trial.remarks += [f"{source.path}: {remark}" for remark in report.remarks]
         if 2 * report.kept < report.rows:
@@ -147,29 +152,44 @@ def try_data(config: RunConfig) -> Trial:
                 f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
                 "trained on"
             )
+    if not trial.wrong and config.validation.sets:
+        from roll.commands.trials.overlap import try_overlap
+
+        rows = {name: whole.get(name) for name in sources}
+        try_overlap(config, trial, rows, lambda name: make(named[name], sources[name])[0], sources)
     return trial
 
 
-def _note_sizes(config: RunConfig, trial: Trial, name: str, report: SourceReport) -> None:
-    """Note how many rows a source has, if all were read, and how long they are. A pair has two
-    lengths, and is left out."""
-    if report.rows != LOOKED_AT:
-        trial.counted[name] = report.kept
+def _longest(report: SourceReport, limit: int) -> str:
+    """Return how long the rows of a source are, and how long those are that the limit allows."""
+    allowed = max((tokens for tokens in report.lengths if tokens <= limit), default=0)
+    if report.longest_tokens <= limit:
+        return f"the longest has {allowed} of at most {limit} tokens"
+    return (
+        f"the longest that fits has {allowed} of at most {limit} tokens, the longest of all "
+        f"{report.longest_tokens}"
+    )
+
+
+def _note_mean(config: RunConfig, trial: Trial, name: str, report: SourceReport) -> None:
+    """Note how long the rows of a source are. A pair has two lengths, and is left out."""
     most = _most_tokens(config)
     lengths = [tokens for tokens in report.lengths if tokens <= most]
     if lengths and not isinstance(config, PreferenceConfig):
         trial.mean_tokens[name] = sum(lengths) / len(lengths)
 
 
-def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any], SourceReport]:
-    """Return the first rows of a source, or all rows if the first ones would be refused: a run
-    judges the whole file, which may be sorted."""
-    if source.limit is not None and source.limit <= LOOKED_AT:
-        return make(name, source)
+def _first_rows(
+    make: Make, name: str, source: FileConfig
+) -> tuple[Source[Any], SourceReport, bool]:
+    """Return the first rows of a source, and whether there are more; all rows if the first ones
+    would be refused: a run judges the whole file, which may be sorted."""
+    if next(itertools.islice(raw_rows(source), LOOKED_AT, None), None) is None:
+        return *make(name, source), False
     try:
-        return make(name, source.model_copy(update={"limit": LOOKED_AT}))
+        return *make(name, source.model_copy(update={"limit": LOOKED_AT})), True
     except DataError:
-        return make(name, source)
+        return *make(name, source), False
 
 
 def _row_names(config: RunConfig) -> dict[str, str]:

@@ -15,6 +15,8 @@ from roll.data.store.rows import StoredRows
 log = logging.getLogger(__name__)
 
 Row = TypeVar("Row", bound=Item)
+Rule = Literal["warn", "drop", "refuse"]
+"""Values of `data.overlap`."""
 TokensOf = Callable[[Any], Sequence[Sequence[int]]]
 """Function that returns the tokens of a row: of a prompt, or of each sequence."""
 
@@ -42,7 +44,7 @@ class Overlap:
 def without_overlap(
     train: Dataset[Row],
     held_out: Dataset[Row],
-    rule: Literal["warn", "drop", "refuse"],
+    rule: Rule,
     tokens_of: TokensOf,
     identity: Callable[[Row], list[Any]],
 ) -> Dataset[Row]:
@@ -57,21 +59,33 @@ def without_overlap(
     found = overlaps(train, held_out, tokens_of)
     if not found:
         return train
+    log.warning("%s", judged(found, rule))
+    if rule == "warn":
+        return train
+    kept = without(train, found)
+    return replace(train, sources=kept, fingerprint=fingerprint(kept, identity))
+
+
+def judged(found: Sequence[Overlap], rule: Rule) -> str:
+    """Return a sentence about overlaps, of which there is at least one, and what becomes of them;
+    DataError if `rule` is `refuse`."""
     told = "; ".join(map(str, found))
     if rule == "refuse":
         raise DataError(f"{told}; remove them, or set `data.overlap: drop`")
-    if rule == "warn":
-        log.warning("%s; validation looks too good (`data.overlap: drop` leaves them out)", told)
-        return train
-    log.warning("%s; they are not trained on", told)
+    if rule == "drop":
+        return f"{told}; they are not trained on"
+    return f"{told}; validation looks too good (`data.overlap: drop` leaves them out)"
+
+
+def without(train: Dataset[Row], found: Sequence[Overlap]) -> tuple[Source[Row], ...]:
+    """Return the training sources without the rows that overlap; DataError if one has no others."""
     sources = []
     for source in train.sources:
         places = {place for each in found if each.source == source.name for place in each.places}
         sources.append(_without(source, places))
         if not sources[-1].items:
             raise DataError(f"source {source.name}: all of its rows are in validation sets, too")
-    kept = tuple(sources)
-    return replace(train, sources=kept, fingerprint=fingerprint(kept, identity))
+    return tuple(sources)
 
 
 def overlaps(train: Dataset[Row], held_out: Dataset[Row], tokens_of: TokensOf) -> list[Overlap]:

@@ -14,6 +14,7 @@ from roll.cli import app
 from roll.commands.trials.result import Trial
 from roll.commands.trials.trial import LOOKED_AT, try_data
 from roll.config import load_config
+from roll.data.store.load import LARGE_BYTES
 from tests.pictures import coloured, file_of
 from tests.pipelines.test_agentic import task as agentic_task
 from tests.runs import write_rows_task, write_task
@@ -65,7 +66,10 @@ def test_the_first_thousand_rows_are_looked_at(task: Path, train: Path) -> None:
     prompts(train, ["1"] * (LOOKED_AT + 5))
     assert f"{LOOKED_AT} of the first {LOOKED_AT} rows kept" in tried(task).told[0]
     train.write_text(train.read_text() + "no row\n")
-    assert tried(task).wrong == []
+    config = load_config(task).config
+    alone = config.validation.model_copy(update={"sets": {}})
+    assert try_data(config.model_copy(update={"validation": alone})).wrong == []
+    assert "no row" in str(tried(task).wrong), "all rows are read for the overlap"
 
 
 def test_a_file_that_begins_with_its_longest_rows_is_judged_as_a_whole(
@@ -84,10 +88,47 @@ def test_it_says_what_it_could_not_try(task: Path) -> None:
     assert "data.sources.0 (no tokenizer), validation.sets.held_out (no tokenizer)" in last
 
 
+def both(task: Path, train: Path, before: int = 0) -> None:
+    """Write training rows of which the last three are in the validation set, two of them equal."""
+    held = (task.parent / "held_out.jsonl").read_text().splitlines()[:2]
+    first = [json.dumps({"prompt": f"{i}?", "answer": "1"}) for i in range(before + 1)]
+    train.write_text("\n".join([*first, *held, held[0]]) + "\n")
+
+
+@pytest.mark.parametrize("before", [0, LOOKED_AT])
+def test_overlap_is_judged_as_in_a_run(task: Path, train: Path, before: int) -> None:
+    both(task, train, before)
+    code, told = check(task, "data.overlap=refuse")
+    assert code == 2
+    assert "2 rows of validation set held_out are in training source train" in told
+    assert "ok" not in told.splitlines()
+    assert check(task, "data.overlap=refuse", "--fast")[0] == 0
+    assert "validation looks too good" in tried(task).remarks[0]
+    trial = tried(task, "data.overlap=drop")
+    assert (trial.wrong, trial.remarks[1]) == ([], "data.overlap: 3 training rows are left out")
+    train.write_text((task.parent / "held_out.jsonl").read_text())
+    [error] = tried(task, "data.overlap=drop").wrong
+    assert "all of its rows are in validation sets" in str(error)
+
+
+def test_overlap_of_large_files_is_left_to_another_command(task: Path, train: Path) -> None:
+    row = json.dumps({"prompt": "1", "answer": "1", "more": "x" * (LARGE_BYTES // LOOKED_AT)})
+    train.write_text(f"{row}\n" * (LOOKED_AT + 1))
+    trial = tried(task)
+    assert trial.wrong == []
+    assert [each for each in trial.untried if "roll data" in each]
+
+
+def test_of_a_part_the_rows_of_all_are_counted(task: Path, train: Path) -> None:
+    prompts(train, [str(number) for number in range(LOOKED_AT + 5)])
+    assert "of the first " in tried(task, "data.sources.0.part=[0, 0.5]").told[0]
+
+
 def test_prompts_that_are_left_out_are_told(task: Path, train: Path) -> None:
     prompts(train, ["1" * 40, "2", "3"])
     trial = tried(task)
-    assert "2 of 3 rows kept, the longest has 4" in trial.told[0]
+    assert "2 of 3 rows kept, the longest that fits has 3 of at most 32" in trial.told[0]
+    assert "tokens, the longest of all 42" in trial.told[0]
     assert "1 left out because they are longer than max_prompt_tokens = 32" in trial.remarks[0]
     assert trial.wrong == []
 
@@ -169,11 +210,13 @@ def test_rows_of_all_pipelines_are_tried(
     path = write_rows_task(tmp_path, pipeline, {"train": [row] * 3, "held_out": [row]}, **beside)
     trial = tried(path)
     assert "train.jsonl: 3 of 3 rows kept, the longest has " in trial.told[0]
-    assert (trial.remarks, trial.wrong) == ([], [])
+    assert trial.wrong == []
+    [overlap] = trial.remarks
+    assert "1 rows of validation set held_out are in training source train" in overlap
     rows = [row, lost, lost]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     trial = tried(path)
-    assert "only 1 of 3 rows would be trained on" in trial.remarks[-1]
+    assert "only 1 of 3 rows would be trained on" in "".join(trial.remarks)
     assert trial.wrong == [], "a run trains on the one"
 
 

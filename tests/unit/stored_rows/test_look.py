@@ -53,7 +53,8 @@ def test_counts_duplicates_and_overlap_are_told(texts: Path) -> None:
     assert (held.held_out, held.kept, held.duplicates) == (True, 2, 0)
     assert look.overlap == [
         "1 rows of validation set held_out are in training source train, too, with the same tokens "
-        "(first: held_out:1 is train:3)"
+        "(first: held_out:1 is train:3)",
+        "the run would train on these rows (data.overlap: warn)",
     ]
     text = printed(look)
     assert "1 with no turn of the assistant to learn" in text
@@ -82,9 +83,15 @@ def test_pairs_and_prompts_are_shown(tmp_path: Path) -> None:
     assert json.loads(json.dumps(prompts.sources[0].rows[0].id)) in printed(prompts)
 
 
-def test_overlap_never_stops_the_look(texts: Path) -> None:
-    config = load_config(texts, ["data.overlap=refuse"]).config
-    assert look_at(config, rows=0).overlap
+def test_overlap_never_stops_the_look_and_its_consequence_is_told(texts: Path) -> None:
+    def consequence(rule: str) -> str:
+        return look_at(load_config(texts, [f"data.overlap={rule}"]).config, rows=0).overlap[-1]
+
+    assert consequence("refuse") == "the run would not start (data.overlap: refuse)"
+    assert consequence("drop") == "1 training rows would be left out (data.overlap: drop)"
+    train, held = texts.parent / "train.jsonl", texts.parent / "held_out.jsonl"
+    held.write_text(train.read_text())
+    assert "would not start: source train: all of its rows" in consequence("drop")
 
 
 def test_tasks_of_agents_are_refused() -> None:
