@@ -153,9 +153,11 @@ class Health:
         the loss."""
         self._pace.forget(replica.index)
         self._measured.pop(replica.index, None)
+        others = any(each.serving for each in self.fleet.replicas if each is not replica)
         logger.warning(
-            "inference replica %d is lost, its requests go to the others: %s (%s)",
+            "inference replica %d is lost, its requests %s: %s (%s)",
             replica.index,
+            "go to the others" if others else "wait until a replica is back",
             reason,
             replica.vitals.told(asyncio.get_running_loop().time()),
         )

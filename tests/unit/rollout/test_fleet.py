@@ -431,10 +431,31 @@ def test_a_dead_or_stuck_engine_is_replaced_and_its_requests_end_elsewhere(
     assert all(counts_up(done, 2) for done in finish(break_one()))
     assert fleet.replicas[0].serving
     assert fleet.replicas[0].engine is not first
-    assert "inference replica 0 is lost" in caplog.text
+    assert "inference replica 0 is lost, its requests go to the others" in caplog.text
     assert "inference replica 0 is back" in caplog.text
     if how == "frozen":
         assert "gave no heartbeat for 0.05 s (last heartbeat" in caplog.text
+
+
+def test_requests_of_the_only_replica_wait_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    only = Writer(turn=lambda: asyncio.sleep(0.002))
+    fleet = fleet_of(only)
+    health = watched(fleet)
+
+    async def break_it() -> list[Completion]:
+        health.start()
+        running = asyncio.create_task(answer(fleet, request("r0")))
+        while fleet.replicas[0].vitals.last_heartbeat_s is None:
+            await asyncio.sleep(0.001)
+        only.frozen = True
+        done = await running
+        await health.close()
+        return done
+
+    assert counts_up(finish(break_it()), 2)
+    assert "inference replica 0 is lost, its requests wait until a replica is back" in caplog.text
 
 
 def test_a_replica_that_crawls_is_replaced() -> None:
