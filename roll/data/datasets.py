@@ -246,6 +246,9 @@ class PromptMaker:
         ]
         tally.elsewhere = len(rows) - len(mine)
         kept = [(number, row) for number, row in mine if tally.broken.is_sound(row.pictures)]
+        for _, row in kept:
+            if source.columns.answer is not None and not row.answer.strip():
+                tally.dropped.note(UNANSWERED, row.place)
         texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)
         prompts: list[Prompt] = []
         tokens = tokenize_prompts(texts, tokenizer, data)
@@ -280,6 +283,9 @@ class PromptMaker:
 
 IN_PROMPTS = {"chat_template", "chat_template_kwargs", "max_prompt_tokens"}
 """Settings of the data on which tokenized prompts depend."""
+
+
+UNANSWERED = "an empty expected answer, kept nonetheless"
 
 
 def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:

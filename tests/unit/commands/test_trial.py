@@ -124,6 +124,16 @@ def test_of_a_part_the_rows_of_all_are_counted(task: Path, train: Path) -> None:
     assert "of the first " in tried(task, "data.sources.0.part=[0, 0.5]").told[0]
 
 
+def test_empty_expected_answers_are_counted(task: Path, train: Path) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": answer} for i, answer in enumerate(["1", "", " ", "4"])]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trial = tried(task)
+    assert "4 of 4 rows kept" in trial.told[0]
+    [remark] = trial.remarks
+    assert f"2 with an empty expected answer, kept nonetheless (first: {train}:2)" in remark
+    assert tried(task, "data.sources.0.columns.answer=null").remarks == []
+
+
 def test_prompts_that_are_left_out_are_told(task: Path, train: Path) -> None:
     prompts(train, ["1" * 40, "2", "3"])
     trial = tried(task)
