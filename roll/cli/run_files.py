@@ -235,14 +235,11 @@ def _print_plan(loaded: LoadedConfig) -> None:
 def _print_memory(loaded: LoadedConfig) -> None:
     """Print what each role is estimated to need of the memory of a device."""
     from roll.commands.memory.plan import devices_of
-    from roll.commands.memory.report import COLUMNS, report
+    from roll.commands.memory.report import report, table
 
     rows, lines = report(loaded.config, devices_of(loaded.config, os.environ))
     if rows:
-        table = Table(*COLUMNS)
-        for row in rows:
-            table.add_row(*row)
-        OUT.print(table)
+        OUT.print(table(rows))
     for line in lines:
         OUT.print(f"  {line}", markup=False)
 

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich import box
+from rich.table import Table
+
 from roll.commands.memory.plan import Devices, RoleMemory, gib, of_devices, of_roles
 from roll.config.run import RunConfig
 
+TITLE = "estimated GiB on a device"
+"""Title of the table of `report`."""
 COLUMNS = (
-    "estimated GiB on a device",
+    "role",
     "devices",
     "weights",
-    "gradients",
+    "gradi-\nents",
     "moments",
-    "activations",
-    "KV cache",
+    "activa-\ntions",
+    "KV\ncache",
     "buffers",
     "all",
 )
-"""Headings of the rows of `report`."""
+"""Headings of the rows of `report`, so narrow that the table fits a terminal of 80 columns."""
+
+
+def table(rows: list[tuple[str, ...]]) -> Table:
+    """Return the rows of `report` as a table in which no name of a role is cut."""
+    made = Table(title=TITLE, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(COLUMNS):
+        made.add_column(heading, no_wrap=number == 0, justify="right" if number else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def report(config: RunConfig, devices: Devices) -> tuple[list[tuple[str, ...]], list[str]]:

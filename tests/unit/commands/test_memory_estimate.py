@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll.commands.memory.formula import Passes, activations, trained
 from roll.commands.memory.plan import Devices, check_fit, of_devices, of_roles
-from roll.commands.memory.report import COLUMNS, report
+from roll.commands.memory.report import COLUMNS, report, table
 from roll.commands.memory.sizes import ModelSizes, count, sizes_of
 from roll.config import load_config
 from roll.config.run import RunConfig
@@ -207,6 +209,17 @@ def test_recipes_of_large_models_are_estimated(tmp_path: Path, name: str) -> Non
     roles, _ = of_roles(config, CUDA)
     # Masters and moments, 12 bytes, over four ranks.
     assert roles[0].needs.resident == pytest.approx(12 * PUBLISHED[name][1] / 4, rel=0.01)
+
+
+def test_the_table_fits_80_columns() -> None:
+    out = io.StringIO()
+    roles = ["actor_train", "actor_infer", "teachers.mathematics"]
+    Console(file=out, width=80).print(table([(role, "1024", *["1234.5"] * 7) for role in roles]))
+    text = out.getvalue()
+    assert "\u2026" not in text
+    assert [line.split() for line in text.splitlines() if "1234.5" in line] == [
+        [role, "1024", *["1234.5"] * 7] for role in roles
+    ]
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
