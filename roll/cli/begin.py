@@ -76,15 +76,18 @@ def init(
     with reported(debug):
         from roll.commands.begin.answers import Questions
         from roll.commands.begin.init import write_run_file
+        from roll.config.agentic_base import AgenticBase
         from roll.platform.machine import this_machine
 
         given = {"model": model, "data": data, "pipeline": pipeline, "columns": columns}
         given |= {"reward": reward, "engine": engine}
         ask = _ask if sys.stdin.isatty() and not yes else None
         questions = Questions(given, ask, yes, lambda line: ERR.print(line, markup=False))
-        write_run_file(questions, this_machine().gpus, out)
+        written = write_run_file(questions, this_machine().gpus, out)
         OUT.print(f"{out} is written; next:", markup=False)
-        for command in ("check", "run"):
+        # Tasks of agents have no rows to look at.
+        look = () if isinstance(written, AgenticBase) else ("data",)
+        for command in ("check", *look, "try", "run"):
             OUT.print(f"  roll {command} {shlex.quote(str(out))}", markup=False)
 
 

@@ -10,11 +10,13 @@ from roll.commands.begin.answers import Questions
 from roll.commands.begin.run_file import run_file
 from roll.commands.preflight import inspect
 from roll.config.errors import UserError
-from roll.config.loading.compose import load_config
+from roll.config.loading.compose import LoadedConfig, load_config
+from roll.config.run import RunConfig
 
 
-def write_run_file(questions: Questions, gpus: int, out: Path) -> None:
-    """Write the run file that the answers make. `out` appears whole, or not at all.
+def write_run_file(questions: Questions, gpus: int, out: Path) -> RunConfig:
+    """Write the run file that the answers make; return its config. `out` appears whole, or not at
+    all.
 
     Args:
         gpus: number of GPUs of this machine.
@@ -28,6 +30,7 @@ def write_run_file(questions: Questions, gpus: int, out: Path) -> None:
     if not out.parent.is_dir():
         raise UserError(f"the folder of {out} does not exist; make it first")
     text = run_file(questions.settle(gpus), out)
+    loaded: LoadedConfig | None = None
     with tempfile.TemporaryDirectory() as folder:
         aside = Path(folder) / out.name
         aside.write_text(text, encoding="utf-8")
@@ -36,8 +39,9 @@ def write_run_file(questions: Questions, gpus: int, out: Path) -> None:
             wrong = [str(found.error) for found in inspect(loaded) if not found.only_here]
         except UserError as error:
             wrong = [str(error).replace(str(aside), str(out))]
-    if wrong:
+    if loaded is None or wrong:
         told = "\n".join(wrong)
         raise UserError(f"nothing was written: `roll check` would refuse the run file\n{told}")
     with out.open("x", encoding="utf-8") as file:  # refuses what has appeared meanwhile
         file.write(text)
+    return loaded.config

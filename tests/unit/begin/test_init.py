@@ -95,6 +95,9 @@ def test_a_run_file_of_each_pipeline_passes_the_check(
     kind = "hf" if pipeline in ("rlvr", "agentic") else "fsdp2"
     code, told = init(out, *flags, "--engine", f"{kind}:{gpus}", "--yes")
     assert code == 0, told
+    look = [] if pipeline == "agentic" else ["data"]
+    after = [line.split()[1] for line in told.splitlines() if line.startswith("  roll ")]
+    assert after == ["check", *look, "try", "run"]
     told = checked(out)
     assert "ok, with" in told or gpus, told
     config = load_config(out).config
