@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,9 @@ from roll.pipeline.offline import load_offline
 from roll.runtime.run_data import RunData, load_data
 
 BINS = 10
-"""Number of bars of a histogram of lengths."""
+"""Largest number of bars of a histogram of lengths."""
+USUAL = 95
+"""Percentage of the rows that share all bars but the last, if the others are far longer."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +176,26 @@ def _source(
 
 
 def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return at most `BINS` bars of equal width from the smallest length to the largest: first and
-    last length of each, and how many there are."""
+    """Return at most `BINS` bars from the smallest length to the largest: first and last length of
+    each, and how many there are. All have the same width, but for the last one if few rows are far
+    longer than the others: it has these."""
     if not lengths:
         return []
-    low = min(lengths)
-    width = (max(lengths) - low) // BINS + 1
-    counts = [0] * ((max(lengths) - low) // width + 1)
-    for length in lengths:
-        counts[(length - low) // width] += 1
-    starts = (low + i * width for i in range(len(counts)))
-    return [(start, start + width - 1, n) for start, n in zip(starts, counts, strict=True)]
+    ordered = sorted(lengths)
+    low, usual, most = ordered[0], ordered[len(ordered) * USUAL // 100], ordered[-1]
+    bars = BINS - 1
+    if most - low <= 2 * (usual - low):
+        usual, bars = most, BINS
+    width = (usual - low) // bars + 1
+    starts = list(range(low, usual + 1, width))
+    lasts = [start + width - 1 for start in starts]
+    if most > lasts[-1]:
+        starts.append(lasts[-1] + 1)
+        lasts.append(most)
+    return [
+        (start, last, bisect_right(ordered, last) - bisect_left(ordered, start))
+        for start, last in zip(starts, lasts, strict=True)
+    ]
 
 
 def _prompt_tokens(prompt: Prompt) -> list[Sequence[int]]:

@@ -109,6 +109,19 @@ def test_every_length_is_in_the_bar_that_names_it(lengths: list[int]) -> None:
     assert sum(count for _, _, count in bars) == len(lengths)
 
 
+@given(
+    st.lists(st.integers(1, 40), min_size=100, max_size=150),
+    st.lists(st.integers(100, 10**6), max_size=5),
+)
+def test_few_long_rows_leave_the_others_apart(usual: list[int], long: list[int]) -> None:
+    bars = histogram([*long, *usual])
+    assert len(bars) <= BINS
+    assert sum(count for _, _, count in bars) == len(usual) + len(long)
+    for first, last, count in bars:
+        assert count == sum(first <= length <= last for length in [*usual, *long])
+    assert all(last - first < 9 for first, last, _ in (bars[:-1] if long else bars))
+
+
 def test_no_text_of_a_row_commands_the_terminal() -> None:
     row = ShownRow("a:0", 1, [[Piece("a\x1b[2J\nb", trained=True)]], answer="\x07")
     source = SourceLook("a", False, 1, 1, [], 1, 1, [(1, 1, 1)], 0, None, [row])
