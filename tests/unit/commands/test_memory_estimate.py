@@ -213,7 +213,7 @@ def test_recipes_of_large_models_are_estimated(tmp_path: Path, name: str) -> Non
 
 def test_the_table_fits_80_columns() -> None:
     out = io.StringIO()
-    roles = ["actor_train", "actor_infer", "teachers.mathematics"]
+    roles = ["actor_train", "actor_infer", "teachers.math"]
     Console(file=out, width=80).print(table([(role, "1024", *["1234.5"] * 7) for role in roles]))
     text = out.getvalue()
     assert "\u2026" not in text
