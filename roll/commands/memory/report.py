@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 
 from roll.commands.memory.plan import Devices, RoleMemory, gib, of_devices, of_roles
@@ -28,7 +27,7 @@ COLUMNS = (
 
 def table(rows: list[tuple[str, ...]]) -> Table:
     """Return the rows of `report` as a table in which no name of a role is cut."""
-    made = Table(title=TITLE, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    made = Table(title=TITLE, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for number, heading in enumerate(COLUMNS):
         made.add_column(heading, no_wrap=number == 0, justify="right" if number else "left")
     for row in rows:
