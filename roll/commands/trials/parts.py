@@ -12,8 +12,9 @@ from roll.config.errors import ConfigError
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.lifecycle import SERVICES
-from roll.config.user_code.import_path import load_object
-from roll.config.user_code.own import OwnPart
+from roll.config.user_code.classes import signature_of, stands_in
+from roll.config.user_code.own import OwnPart, imported
+from roll.output_dir.trackers.interface import Tracker
 
 
 def try_parts(config: RunConfig, trial: Trial) -> None:
@@ -106,11 +107,27 @@ def _nothing(part: object) -> None:
 
 
 def _try_tracker(key: str, kind: str, kwargs: dict[str, Any], trial: Trial) -> None:
-    """Add to `trial` whether the class of a tracker takes its arguments; it is not made, because it
-    may write somewhere."""
+    """Add to `trial` whether a class takes the arguments of a tracker, and has its methods; it is
+    not made, because it may write somewhere."""
     try:
-        inspect.signature(load_object(kind)).bind(None, **kwargs)
+        found = imported(kind)
     except ConfigError as error:
         trial.wrong.append(ConfigError(f"{key}.kind: {error}"))
+        return
+    if not inspect.isclass(found):
+        trial.wrong.append(ConfigError(f"{key}.kind: {kind} is no class"))
+        return
+    for name, wanted in (("log", Tracker.log), ("close", Tracker.close)):
+        given = inspect.getattr_static(found, name, None)
+        if inspect.isfunction(given) and not stands_in(given, wanted):
+            has = f"{signature_of(name, given)}; expected {signature_of(name, wanted)}"
+            trial.wrong.append(ConfigError(f"{key}.kind: {kind} has {has}"))
+        elif not callable(getattr(found, name, None)):
+            told = f"{kind} is no tracker: it has no method {signature_of(name, wanted)}"
+            trial.wrong.append(ConfigError(f"{key}.kind: {told}"))
+    try:
+        inspect.signature(found).bind(None, **kwargs)
     except TypeError as error:
-        trial.wrong.append(ConfigError(f"{key}.kwargs: {kind}: {error}"))
+        names = list(inspect.signature(found).parameters)[1:]
+        takes = f"; its arguments: {', '.join(names) or 'none'}"
+        trial.wrong.append(ConfigError(f"{key}.kwargs: {kind}: {error}{takes}"))

@@ -240,6 +240,7 @@ class OwnAdvantageConfig(OwnPart, Choice):
     """Base of the estimators that users bring; see `roll.algorithms.own.bases`."""
 
     sort: ClassVar[str] = "advantage estimator"
+    place: ClassVar[str] = "algorithm.advantage"
 
 
 AdvantageConfig = Annotated[

@@ -317,6 +317,7 @@ class OwnLossConfig(OwnPart, LossChoice):
     """Base of the loss terms that users bring; see `roll.algorithms.own.bases`."""
 
     sort: ClassVar[str] = "loss term"
+    place: ClassVar[str] = "algorithm.loss"
     coef: float = Field(default=1.0, ge=0)
     """Factor of the term in the loss."""
 

@@ -145,6 +145,7 @@ class OwnRewardShapingConfig(OwnPart, Choice):
     """Base of the shapings that users bring; see `roll.algorithms.own.shaping`."""
 
     sort: ClassVar[str] = "reward shaping"
+    place: ClassVar[str] = "algorithm.reward_shaping"
 
 
 RewardShapingConfig = Annotated[
@@ -205,6 +206,7 @@ class OwnMaskConfig(OwnPart, Choice):
     """Base of the masks that users bring; see `roll.algorithms.own.shaping`."""
 
     sort: ClassVar[str] = "mask"
+    place: ClassVar[str] = "algorithm.masks"
 
 
 MaskConfig = Annotated[
@@ -248,6 +250,7 @@ class OwnSampleWeightConfig(OwnPart, Choice):
     """Base of the weights that users bring; see `roll.algorithms.own.shaping`."""
 
     sort: ClassVar[str] = "sample weight"
+    place: ClassVar[str] = "algorithm.sample_weights"
 
 
 SampleWeightConfig = Annotated[
@@ -283,6 +286,7 @@ class OwnAdvantageShapingConfig(OwnPart, Choice):
     """Base of the shapings that users bring; see `roll.algorithms.own.shaping`."""
 
     sort: ClassVar[str] = "advantage shaping"
+    place: ClassVar[str] = "algorithm.advantage_shaping"
 
 
 AdvantageShapingConfig = Annotated[

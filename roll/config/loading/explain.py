@@ -55,10 +55,12 @@ def _describe_one(
         yield f"{where}: {key} = {_short(item['input'])}: now it is `{RENAMED[key]}`"
     elif kind == "extra_forbidden":
         known = owner.model_fields if owner else {}
-        hint = nearest(keys[-1], known) or _elsewhere(keys[-1], model)
+        own = _of_own(owner)
+        hint = nearest(keys[-1], known) or ("" if own else _elsewhere(keys[-1], model))
         if not hint and known:
-            hint = f" (known here: {', '.join(sorted(known))})"
-        yield f"{where}: {key} = {_short(item['input'])}: unknown key{_of_own(owner)}{hint}"
+            names = sorted(name for name in known if not (own and name == "kind"))
+            hint = f" ({'its options' if own else 'known here'}: {', '.join(names)})"
+        yield f"{where}: {key} = {_short(item['input'])}: unknown key{own}{hint}"
     elif kind == "missing":
         yield f"{where}: {key}: missing; it must be set"
     elif kind == "value_error" and not keys:

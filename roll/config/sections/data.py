@@ -260,6 +260,7 @@ class OwnTemplateConfig(OwnPart):
     """Base of the chat templates that users bring; see `roll.data.own`."""
 
     sort: ClassVar[str] = "chat template"
+    place: ClassVar[str] = "data.chat_template"
 
 
 class RenderConfig(Config):
@@ -331,6 +332,7 @@ class OwnCurriculumConfig(OwnPart, CurriculumBase):
     """Base of the curricula that users bring; see `roll.data.own`."""
 
     sort: ClassVar[str] = "curriculum"
+    place: ClassVar[str] = "data.curriculum"
 
 
 class DataConfig(TemplateConfig):

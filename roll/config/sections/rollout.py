@@ -71,6 +71,7 @@ class OwnFilterConfig(OwnPart):
     """Base of the filters that users bring as classes; see `roll.rollout.own`."""
 
     sort: ClassVar[str] = "filter"
+    place: ClassVar[str] = "rollout.filters"
 
 
 FilterConfig = Annotated[
@@ -84,6 +85,7 @@ class OwnLoopConfig(OwnPart):
     """Base of the rollout loops that users bring; see `roll.rollout.own`."""
 
     sort: ClassVar[str] = "rollout loop"
+    place: ClassVar[str] = "rollout.loop"
 
 
 class HealthConfig(Config):

@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from roll.config.base import Config
 from roll.config.errors import ConfigError
+from roll.config.user_code.classes import check_class, public_base
 from roll.config.user_code.import_path import load_object, searched_first
 
 BUILT_IN, OWN = "<built in>", "<own>"
@@ -33,6 +34,8 @@ class OwnPart(Config):
 
     sort: ClassVar[str] = "part"
     """Noun for the part in messages."""
+    place: ClassVar[str] = ""
+    """Key of the run file that takes such a part."""
     kind: str = ""
     """Import path of the class, `my_module:MyClass`. If left out: that of the class itself."""
 
@@ -92,16 +95,21 @@ class OrOwn:
         """Import and return the class at an import path.
 
         Raises:
-            ConfigError: there is no such class, its module fails, or it is of another sort.
+            ConfigError: there is no such class, its module fails, it is of another sort, or it
+                breaks a rule of `check_class`.
         """
         try:
             found = imported(kind)
         except ConfigError as error:
             raise ConfigError(f"kind: {error}") from None
         if not (inspect.isclass(found) and issubclass(found, self.family)):
-            raise ConfigError(f"kind: {kind} is no class that derives from {self.bases}")
-        if missing := getattr(found, "__abstractmethods__", None):
-            raise ConfigError(f"kind: {kind} has no method {', '.join(sorted(missing))}")
+            raise ConfigError(
+                f"kind: {kind} is no class that derives from {self.bases}{_where_instead(found)}"
+            )
+        try:
+            check_class(kind, found)
+        except ConfigError as error:
+            raise ConfigError(f"kind: {error}") from None
         return found
 
     def named_by(self, value: Any) -> type[OwnPart] | None:
@@ -127,6 +135,14 @@ class OrOwn:
         return self.find(value["kind"]).model_validate_json(json.dumps(value))
 
 
+def _where_instead(found: Any) -> str:
+    """Return which base a part of another sort has, and the key that takes it; an empty text for
+    all else."""
+    if not (inspect.isclass(found) and issubclass(found, OwnPart) and found.place):
+        return ""
+    return f"; it is a {public_base(found)}: name it in {found.place}"
+
+
 def _names_code(value: Any) -> bool:
     """Return whether a choice is one of the user's."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
@@ -147,8 +163,8 @@ def imported(path: str) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        from roll.config.user_code.tracebacks import users_traceback
+        from roll.config.user_code.import_errors import told_import
 
         raise ConfigError(
-            f"importing {path.partition(':')[0]} failed\n{users_traceback(error)}"
+            f"importing {path.partition(':')[0]} failed{told_import(error)}"
         ) from error

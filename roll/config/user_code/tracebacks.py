@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
+
+import pydantic
 
 import roll
 
@@ -15,20 +18,39 @@ MAX_FRAMES = 12
 _OTHERS = tuple(
     f"{Path(str(package.__file__)).parent}/" for package in (roll, asyncio, concurrent.futures)
 )
+_NEVER_SHOWN = (
+    "<frozen importlib",
+    *(f"{Path(str(package.__file__)).parent}/" for package in (importlib, pydantic)),
+)
 
 
 def users_traceback(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, from the first frame of user code on.
 
-    The frames of the framework before that frame are left out. If there is no frame of user code,
-    only the last frame is shown.
+    The frames of the framework before that frame are left out, and all frames of the import system
+    and of pydantic. If there is no frame of user code, only the last frame is shown; of a
+    SyntaxError none, because it names file and line itself.
     """
     told = TracebackException.from_exception(error, compact=True)
     link: TracebackException | None = told
     while link is not None:
         link.stack = StackSummary.from_list(_from_users_first(list(link.stack)))
         link = link.__cause__ or link.__context__
+    if isinstance(error, SyntaxError) and all(_is_ours(frame) for frame in told.stack):
+        told.stack = StackSummary()
     return "".join(told.format()).rstrip()
+
+
+def users_place(error: BaseException) -> str:
+    """Return file and line of the last frame of user code in a traceback, `/folder/my.py:3`."""
+    frames = TracebackException.from_exception(error).stack
+    last = next(frame for frame in reversed(frames) if not _is_ours(frame))
+    return f"{last.filename}:{last.lineno}"
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    """Return whether a frame is of the framework or of what runs it."""
+    return frame.filename.startswith(_OTHERS + _NEVER_SHOWN)
 
 
 def _from_users_first(frames: list[FrameSummary]) -> list[FrameSummary]:
@@ -37,7 +59,8 @@ def _from_users_first(frames: list[FrameSummary]) -> list[FrameSummary]:
     Of more frames, the first half and the last half of that number are kept. Without user code,
     only the last frame is kept.
     """
-    first = next((i for i, f in enumerate(frames) if not f.filename.startswith(_OTHERS)), None)
+    frames = [f for f in frames if not f.filename.startswith(_NEVER_SHOWN)] or frames[-1:]
+    first = next((i for i, frame in enumerate(frames) if not _is_ours(frame)), None)
     shown = frames[-1:] if first is None else frames[first:]
     half = MAX_FRAMES // 2
     return shown if len(shown) <= MAX_FRAMES else [*shown[:half], *shown[-half:]]
