@@ -152,7 +152,8 @@ def try_data(config: RunConfig) -> Trial:
                 f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
                 "trained on"
             )
-    if not trial.wrong and config.validation.sets:
+    has_sets = isinstance(config, RlvrBase | OfflineConfig) and config.validation.sets
+    if has_sets and not trial.wrong:
         from roll.commands.trials.overlap import try_overlap
 
         rows = {name: whole.get(name) for name in sources}
