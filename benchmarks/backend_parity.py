@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
+
 import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
@@ -26,7 +28,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.roles import Role
 from roll.config.sections.training import OptimizerConfig, TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
@@ -35,6 +36,7 @@ from roll.platform import get_platform
 from roll.platform.machine import free_port
 from roll.strategy.build import build_train
 from roll.strategy.training.heads import PolicyHead
+from tests.contract.ranks import make_spec
 
 TOLERANCE = 1e-4
 ROWS, LONGEST, VOCAB = 8, 20, 67  # an odd vocabulary: it is padded under tensor parallelism
@@ -226,17 +228,7 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path, steps: int, kind: 
     """Run all layouts with this number of ranks, one after another, as one rank; write the metrics
     to a file. Each rank is a process with this function as its main function."""
     torch.set_num_threads(1)
-    spec = WorkerSpec(
-        role=Role.ACTOR_TRAIN,
-        rank=rank,
-        world_size=ranks,
-        devices=(rank,),
-        cores=(rank,),
-        node=0,
-        rendezvous=f"127.0.0.1:{port}",
-        seed=0,
-        platform="cpu",
-    )
+    spec = make_spec(rank, ranks, port)
     get_platform("cpu").init_process_group(spec, timeout_s=300)
     found = {}
     for layout in LAYOUTS[kind]:

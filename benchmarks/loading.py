@@ -23,9 +23,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.on_ranks import run
 from benchmarks.peak_memory import PeakMemory
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
@@ -44,8 +45,11 @@ from roll.core.types import WorkerSpec
 from roll.strategy.build import build_score, build_train
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
+from tests.contract.ranks import run_ranks
 
 MB = 1e6
+LIMIT_S = 3600
+"""Longest time that the ranks of a case may take."""
 HEAD = PolicyHead(1.0, 1024)
 CASES: dict[str, Any] = {
     "fsdp2": lambda ranks: Fsdp2Config(),
@@ -128,7 +132,7 @@ def counted(folder: Path) -> tuple[int, int]:
     return sum(sizes), max(sizes)
 
 
-def load(spec: WorkerSpec, job: Job, tiny: Path) -> dict[str, int]:
+def load(spec: WorkerSpec, folder: Path, *, job: Job, tiny: Path) -> dict[str, int]:
     """Be one rank of a job. A tiny model comes first, because the first one of a backend also loads
     code."""
     group = GroupMembership(spec)
@@ -149,6 +153,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--models", default="frozen,trained")
     args = parser.parse_args()
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_model(folder / "tiny", 1e6)
@@ -163,7 +168,9 @@ def main() -> None:
             for case in args.cases.split(","):
                 for ranks in (int(each) for each in args.ranks.split(",")):
                     job = Job(case, ranks, trained, model)
-                    found = run(ranks, load, job, folder / "tiny")
+                    ranked = partial(load, job=job, tiny=folder / "tiny")
+                    results = folder / f"{kind}-{case}-{ranks}"
+                    found = run_ranks(ranks, ranked, results, timeout_s=LIMIT_S)
                     shard = elements * width / (1 if case in WHOLE else ranks)
                     print(_row(job, found, shard, largest * width), flush=True)
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.on_ranks import run
 from benchmarks.peak_memory import PeakMemory, return_freed
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.commands.memory.formula import Needs, Passes, trained
@@ -36,8 +37,13 @@ from roll.core.types import WorkerSpec
 from roll.strategy.build import build_train
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
+from tests.contract.ranks import run_ranks
 
 MB = 1e6
+STEPS = 2
+"""Steps of each model; the first makes the moments."""
+LIMIT_S = 3600
+"""Longest time that the ranks may take."""
 WIDTH = 256
 """Tokens of a row."""
 CHUNK = 256
@@ -96,7 +102,7 @@ def make_model(case: Case, folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
-def train(spec: WorkerSpec, case: Case, folder: Path, steps: int) -> dict[str, int]:
+def train(spec: WorkerSpec, results: Path, *, case: Case, model: Path) -> dict[str, int]:
     """Load the model on a rank and train it; return its peak."""
     return_freed()
     group = GroupMembership(spec)
@@ -116,9 +122,9 @@ def train(spec: WorkerSpec, case: Case, folder: Path, steps: int) -> dict[str, i
     )
     gc.collect()
     with PeakMemory() as memory:
-        model = ModelConfig(path=str(folder), dtype=case.dtype)
-        strategy = build_train(role, model, spec, PolicyHead(1.0, CHUNK), total_steps=None)
-        for _ in range(steps):
+        config = ModelConfig(path=str(model), dtype=case.dtype)
+        strategy = build_train(role, config, spec, PolicyHead(1.0, CHUNK), total_steps=None)
+        for _ in range(STEPS):
             strategy.train(batch, NegativeLogprob())
     strategy.close()
     group.leave()
@@ -144,6 +150,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--models", default=",".join(CASES))
     args = parser.parse_args()
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
     print("| model | estimate | measured | quotient | parts of the estimate |")
     print("|---|---:|---:|---:|---|")
     for name in args.models.split(","):
@@ -152,7 +159,8 @@ def main() -> None:
             case = CASES[name]
             make_model(case, folder)
             needs = estimate(case, folder, args.ranks)
-            found = run(args.ranks, train, case, folder, 2)
+            job = partial(train, case=case, model=folder)
+            found = run_ranks(args.ranks, job, folder / "ranks", timeout_s=LIMIT_S)
         peak = max(each["peak"] for each in found)
         parts = ", ".join(
             f"{part} {getattr(needs, part) / MB:.0f}"

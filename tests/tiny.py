@@ -119,3 +119,22 @@ def rollout_batch(
         rewards=torch.rand(rows, generator=g),
         rollout_logprobs=-torch.rand(rows, width, generator=g) * mask,
     )
+
+
+def save_deep_model(folder: Path) -> int:
+    """Write a model of sixteen equal layers, so that one layer is little of the whole, and its
+    tokenizer; return the bytes of its parameters in float32."""
+    save_tiny_model(folder)  # its tokenizer
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return 4 * sum(p.numel() for p in model.parameters())

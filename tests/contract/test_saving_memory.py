@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.peak_memory import PeakMemory
 from roll.config.sections.model import ModelConfig
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.ranks import run_ranks
-from tests.tiny import save_tiny_model
+from tests.tiny import save_deep_model
 
 DEEP = "deep"
 
@@ -33,20 +32,7 @@ def job(spec: WorkerSpec, folder: Path, name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["fsdp2", pytest.param("deepspeed-zero3", marks=pytest.mark.slow)])
 def test_saving_needs_a_few_tensors(tmp_path: Path, name: str) -> None:
-    save_tiny_model(tmp_path / DEEP)  # its tokenizer
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=16,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(tmp_path / DEEP)
-    whole = 4 * sum(p.numel() for p in model.parameters())
+    whole = save_deep_model(tmp_path / DEEP)
     found = run_ranks(2, partial(job, name=name), tmp_path / "ranks", timeout_s=300)
     peaks = [each["peak"] for each in found]
     assert max(peaks) < whole / 4, (peaks, whole)

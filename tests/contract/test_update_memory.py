@@ -6,15 +6,13 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from benchmarks.peak_memory import PeakMemory, return_freed
 from roll.config.sections.model import ModelConfig
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import SMALL_BUDGET, EntropyBonusLoss, rows_of, train_batch
-from tests.tiny import save_tiny_model
+from tests.tiny import save_deep_model
 
 DEEP = "deep"
 
@@ -36,20 +34,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, int]:
 
 
 def test_an_update_needs_the_gradients_of_a_shard(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / DEEP)  # its tokenizer
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=16,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(tmp_path / DEEP)
-    whole = 4 * sum(p.numel() for p in model.parameters())
+    whole = save_deep_model(tmp_path / DEEP)
     peaks = [each["peak"] for each in run_ranks(2, job, tmp_path / "ranks", timeout_s=300)]
     # Half of the gradients, and the weights and gradients of two layers of sixteen. All gradients
     # would be more than 1.5 times the weights.
