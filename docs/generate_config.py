@@ -251,12 +251,16 @@ ROOT_TITLES = {
 }
 
 
+MARKS: dict[object, str] = {tuple: "[]", list: "[]", dict: ".NAME"}
+"""What the name of a key gets after it for each kind of collection it holds."""
+
+
 def _children(annotation: Any, marks: str = "") -> Iterator[tuple[type[BaseModel], str]]:
     """Yield the config classes in a type, each with the marks of the list or mapping it is in."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, marks
         return
-    marks += {tuple: "[]", list: "[]", dict: ".NAME"}.get(get_origin(annotation), "")  # type: ignore[arg-type]
+    marks += MARKS.get(get_origin(annotation), "")
     for argument in get_args(annotation):
         yield from _children(argument, marks)
 
