@@ -59,6 +59,46 @@ def test_a_process_may_leave_its_group_and_join_another(tmp_path: Path) -> None:
         assert rank["norms"] == pytest.approx([rank["norms"][0]] * 6, rel=1e-6)
 
 
+def unlike(spec: WorkerSpec, folder: Path, *, checkpointing: bool) -> dict[str, Any]:
+    """Updates in which one rank reads nearly all tokens of its rows and the other few, in turns.
+
+    Several, because DeepSpeed gathers ahead from the second on, in the order of the first.
+    """
+    model = ModelConfig(path=str(folder.parent / "model"))
+    backend = TrainBackend("", DeepspeedConfig, (), settings=ZERO_3)
+    strategy = backend.build(
+        spec, model, optimizer=ADAM, total_steps=4, activation_checkpointing=checkpointing
+    )
+    whole = train_batch()
+    width = whole.tokens.shape[1]
+    whole = replace(whole, lengths=torch.full_like(whole.lengths, width))  # no share is padding
+    at = torch.arange(width)
+    norms = []
+    for step in range(4):
+        many_B1 = (torch.arange(len(whole))[:, None] < len(whole) // 2) ^ bool(step % 2)
+        mask = torch.where(many_B1, at >= 1, at >= width - 2)
+        batch = replace(whole, loss_mask=mask, token_weights=mask.float() / mask.sum())
+        rows = batch.split(spec.world_size)[spec.rank]
+        metrics = strategy.train(rows, EntropyBonusLoss())
+        norms.append(metrics.values_by_name()["grad_norm"])
+    strategy.close()
+    return {"norms": norms}
+
+
+@pytest.mark.slow
+def test_ranks_that_read_unlike_shares_of_their_tokens_gather_in_one_order(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    plain, checkpointed = (
+        [rank["norms"] for rank in run_ranks(2, job, tmp_path / name, timeout_s=240)]
+        for name, job in (
+            ("plain", partial(unlike, checkpointing=False)),
+            ("checkpointed", partial(unlike, checkpointing=True)),
+        )
+    )
+    for ours, theirs in zip(checkpointed, plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
 def main(model: str) -> None:
     """What the test below starts; writes what it changed in the environment."""
     before = dict(os.environ)

@@ -66,6 +66,11 @@ class DeepspeedStrategy(Generic[T]):
         whole = setup.head.load(
             setup.model, torch.float32 if trains else self._dtype, deferred=True
         )
+        if self._cut:
+            # All ranks must gather parameters in one order. Each rank decides by its own rows
+            # whether to select tokens for the last feed-forward part, and with activation
+            # checkpointing that changes the order.
+            whole.last_mlp = None
         select_trained(whole.model, setup.model, trainable=trains, new_head=whole.new_head)
         if trains and setup.model.lora is not None:
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
