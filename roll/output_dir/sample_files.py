@@ -21,6 +21,11 @@ _ORIGIN = b"roll"
 """Key of the metadata of a file that holds its `Origin`, as JSON."""
 
 
+_REPEATED = ["split", "set", "group", "prompt_id", "tag", "prompt", "ground_truth"]
+"""Columns whose values are in several rows. Only they are worth a dictionary, which costs time to
+make; statistics are left out because rows are not sorted by anything that one would search for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Origin of the samples of a file: a model of the same kind can train on them."""
@@ -114,7 +119,9 @@ def _writer(path: Path, origin: Origin) -> Iterator[Any]:
     columns = schema().with_metadata({_ORIGIN: json.dumps(asdict(origin))})
     with (
         replaced(path) as file,
-        pq.ParquetWriter(file, columns, compression="zstd") as writer,
+        pq.ParquetWriter(
+            file, columns, compression="zstd", use_dictionary=_REPEATED, write_statistics=False
+        ) as writer,
     ):
         yield writer
 

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll.core.pickling import pickle_by_fields
 from roll.core.step_rewards import StepRewards
 from roll.core.types import Prompt, Sample, Turn
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
     """A sample and the scores that its rewards gave it.

@@ -13,6 +13,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.errors import RollError, WorkerLostError
 from roll.core.metrics import Metrics, Sum
+from roll.core.pickling import Columns
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.models.load import load_config
@@ -78,7 +79,7 @@ class SampleKeeper:
         job = SampleJob(
             step,
             split,
-            list(slim(group for _, groups in sets for group in groups)),
+            Columns(slim(group for _, groups in sets for group in groups)),
             sets=[name for name, _ in of],
             baselines=[baseline_reward(group) for _, group in of],
         )
@@ -196,6 +197,9 @@ def slim(groups: Iterable[Group]) -> Iterator[ScoredSample]:
     for group in groups:
         slim: dict[int, Prompt] = {}
         for scored in group.samples:
+            if not any(row.prompt.extra or row.prompt.pictures for row in scored.rows):
+                yield scored
+                continue
             rows = []
             for row in scored.rows:
                 prompt = row.prompt

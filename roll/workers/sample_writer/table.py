@@ -134,8 +134,10 @@ def _branches(samples: Sequence[ScoredSample]) -> Any:
 
 
 def _lists(parts: Sequence[Iterable[Any]], dtype: DTypeLike) -> Any:
-    """Return arrays of numbers as a column of lists."""
-    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    """Return arrays of numbers as a column of lists. Those that are one object, as the prompts of
+    siblings are, are converted once."""
+    known = {key: np.asarray(part, dtype) for key, part in {id(one): one for one in parts}.items()}
+    arrays = [known[id(part)] for part in parts]
     values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
     return pa.ListArray.from_arrays(_offsets([len(one) for one in arrays]), pa.array(values))
 
