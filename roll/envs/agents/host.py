@@ -35,7 +35,7 @@ from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.observed import Observed
 from roll.envs.tools.formats.api import Format
-from roll.envs.tools.formats.loading import FORMATS, check_marks
+from roll.envs.tools.formats.loading import check_marks, load_format, told_format
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class AgentHost:
         """Raise ConfigError if the format of calls does not exist, or the chat template cannot do
         what `history` asks."""
         check_history(self.name, self.config, self.turns)
-        self._format = FORMATS[self.config.tool_format]
+        self._format = load_format(self.config.tool_format)
         self._threads = DaemonThreads(f"agent-{self.name}", max_hung=MAX_HUNG_THREADS)
 
     async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
@@ -155,7 +155,9 @@ class AgentHost:
         number, request, answer = running.asking
         running.asking = None
         said = heard(action, self.turns, self.config, running.prompt_end)
-        format = self._format if request.tools else None
+        format = None
+        if request.tools:
+            format = told_format(self._format, self.turns.tokenizer, request.tools)
         found = answer_of(said, request.stop, format, cut=last is None)
         running.calls["tool_calls"] += len(found.calls) + found.malformed
         running.calls["malformed"] += found.malformed

@@ -15,7 +15,7 @@ from roll.envs.api import Action, Hearing, Observation, finite
 from roll.envs.tools.api import ToldToolkit, Tool
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Malformed, Parsed
-from roll.envs.tools.formats.loading import FORMATS, check_marks
+from roll.envs.tools.formats.loading import check_marks, load_format, told_format
 from roll.envs.tools.loading import load_kits
 from roll.envs.tools.running import Result, run_calls
 from roll.envs.tools.scoring import SCORES
@@ -76,7 +76,7 @@ class Tools:
 
         Args:
             tools: tools of the policy; see `load_kits`.
-            format: format in which the policy writes calls, one of `FORMATS`.
+            format: format in which the policy writes calls; see `load_format`.
             score: how the answer is compared with the one of the task, one of `SCORES`.
             system: system message before the question; empty for none.
             describe: whether the policy is told which tools there are.
@@ -88,7 +88,7 @@ class Tools:
             ConfigError: a tool, format or score does not exist.
         """
         self._kits = [make() for make in load_kits(tools, sandbox or {})]
-        self._format_name, self._format, self._score = format, FORMATS[format], SCORES[score]
+        self._format_name, self._format, self._score = format, load_format(format), SCORES[score]
         self._system, self._describe = system, describe
         self._limits, self._penalty = limits_of(limits or {}), malformed_penalty
         self._tokenizer: PromptTokenizer | None = None
@@ -135,6 +135,8 @@ class Tools:
                 self._tools[tool.name] = tool
         said = [Message("system", self._system)] if self._system else []
         described = [tool.description_for_templates for tool in self._tools.values()]
+        if self._tokenizer is not None:
+            self._format = told_format(self._format, self._tokenizer, described)
         return [*said, Message("user", question)], {"tools": described if self._describe else []}
 
     async def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
