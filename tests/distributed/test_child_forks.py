@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def server() -> Iterator[ForkServer]:
         yield server
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder whose path leaves room for the name of a socket, wherever pytest has its own."""
+    with tempfile.TemporaryDirectory(prefix="roll-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def worker(
     server: ForkServer, folder: Path, job: str, *args: int, **env: str
 ) -> subprocess.Popen[str]:
@@ -99,6 +107,19 @@ def test_a_child_is_a_fork_with_what_the_worker_has_when_it_starts(
         "jobs.py",
         "script.py",
     ], "the server's socket was left"
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_not_used(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    (tmp_path / "jobs.py").write_text(JOBS)
+    code = WORKER.format(job="tell", args=(5,)).replace("assert list", "assert not list")
+    env = {FORKS_CHILDREN: "1", "TMPDIR": str(folder)}
+    out, err = started(server, tmp_path, code, **env).communicate(timeout=LIMIT_S)
+    assert err == ""
+    assert out.splitlines()[1] == "5"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

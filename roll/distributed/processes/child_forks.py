@@ -26,6 +26,9 @@ from roll.distributed.on_ray.environment import replace_environment
 FORKS_CHILDREN = "ROLL_FORKS_CHILDREN"
 """Variable of a worker that is to start a server for its children."""
 
+_LONGEST = 107 - len("/roll-forks-12345678/socket")
+"""Length of the longest folder that leaves room for the name of the socket, in bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _ChildServer:
@@ -53,12 +56,14 @@ def start_child_server(script: str, temporary: str | None = None) -> None:
         script: program that this process is about to run. Forks do not run it again, as
             `multiprocessing` otherwise does for the sake of what it defines.
         temporary: folder for temporary files of the worker, whose environment variables this
-            process does not have yet; `/tmp` if there is none.
+            process does not have yet. `/tmp` stands in if there is none, and if its path is too
+            long: the name of a socket has room for 107 bytes.
     """
     global _server
     if sys.version_info >= (3, 14):  # there the server asks for a key that is made elsewhere
         return
-    folder = temporary if temporary and os.path.isdir(temporary) else "/tmp"
+    usable = temporary and os.path.isdir(temporary) and len(os.fsencode(temporary)) <= _LONGEST
+    folder = temporary if usable else "/tmp"
     address = Path(tempfile.mkdtemp(prefix="roll-forks-", dir=folder)) / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
