@@ -34,7 +34,7 @@ LIMITS = Limits(
     cpu_s=0.2, wall_s=0.4, memory_mb=200, processes=12, output_bytes=2**16, files=64, disk_mb=4
 )
 PATIENT = Limits(cpu_s=20, wall_s=60)
-LATE_S, SOON_S = 0.5, 0.5
+LATE_S, SOON_S = 1.5, 0.5
 LANES = 3
 REPOSITORY = Path(__file__).parents[2]
 HELD = os.environ.get("HELD_BY_THE_PARENT", "nothing is held")
