@@ -55,7 +55,7 @@ class VllmFormat:
             ConfigError: the parser does not fit the tokenizer, or vLLM reads this format in another
                 way, not by a parser of turns.
         """
-        own = tokenizer.tokenizer if isinstance(tokenizer, DatedTokenizer) else tokenizer
+        own: Any = tokenizer.tokenizer if isinstance(tokenizer, DatedTokenizer) else tokenizer
         told = replace(self, tokenizer=_cached(own), tools=tuple(tools))
         try:
             told._extracted("")
