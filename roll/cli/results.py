@@ -138,7 +138,7 @@ def evaluate(
         typer.Argument(
             help="Folders of models, names on the hub, output_dirs of runs; then values that win "
             "over the sets, such as sampling.max_new_tokens=512 (docs/eval.md).",
-            metavar="MODEL... [KEY=VALUE]...",
+            metavar="MODEL",
         ),
     ],
     sets: Annotated[

@@ -22,7 +22,7 @@ ERR = Console(stderr=True, highlight=False, soft_wrap=True)
 File = Annotated[Path, typer.Argument(help="The YAML run file.", metavar="FILE")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Values that win over the file.", metavar="[KEY=VALUE]..."),
+    typer.Argument(help="Values that win over the file.", metavar="KEY=VALUE"),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 

@@ -26,6 +26,8 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 
 app = typer.Typer(
     help="Hugging Face checkpoints in Megatron-Core parallel layouts, and back.",
+    epilog="Exit codes: 0 done; 1 an error; 2 an option that does not exist; 130 after Ctrl-C; "
+    "128 + n ended by signal n.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -41,15 +43,15 @@ Pp = Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline stages.")]
 Vpp = Annotated[int | None, typer.Option("--vpp", min=1, help="Chunks of layers per stage.")]
 Ep = Annotated[int | None, typer.Option("--ep", min=1, help="Expert parallel ranks.")]
 Etp = Annotated[
-    int | None, typer.Option("--etp", min=1, help="Tensor parallel ranks of experts; --tp if left.")
+    int | None, typer.Option("--etp", min=1, help="Tensor parallel ranks of experts; else --tp.")
 ]
 Layers = Annotated[
     str | None,
-    typer.Option("--layers", help="Layers of each chunk, as in 3,5,5,3; even if left."),
+    typer.Option("--layers", help="Layers of each chunk, as in 3,5,5,3; else even."),
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; as it is if left.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; else as it is.")]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Processes; one per core if left.")
+    int | None, typer.Option("--workers", min=1, help="Processes; else one per core.")
 ]
 Flush = Annotated[
     bool,
@@ -122,7 +124,10 @@ def takes_sizes(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-@app.command("to-mcore")
+@app.command(
+    "to-mcore",
+    epilog="Example: mcore-adapter to-mcore Qwen3-30B-A3B qwen3-mcore --tp 2 --pp 2 --ep 4",
+)
 @takes_sizes
 def to_mcore(
     src: Src,
@@ -142,7 +147,7 @@ def to_mcore(
         )
 
 
-@app.command("to-hf")
+@app.command("to-hf", epilog="Example: mcore-adapter to-hf qwen3-mcore qwen3-hf --dtype bf16")
 def to_hf(
     src: Src,
     dst: Dst,
@@ -159,7 +164,7 @@ def to_hf(
         commands.to_hf(src, dst, settings(dtype, workers, flush), adapter=adapter, merge=merge)
 
 
-@app.command("convert")
+@app.command("convert", epilog="Example: mcore-adapter convert qwen3-mcore qwen3-tp8 --tp 8")
 @takes_sizes
 def convert(
     src: Src,
@@ -186,7 +191,7 @@ def convert(
             commands.to_mcore(src, dst, sizes or ParallelSizes(), how, base=base)
 
 
-@app.command("check")
+@app.command("check", epilog="Example: mcore-adapter check Qwen3-30B-A3B --tp 2 --pp 2 --ep 4")
 @takes_sizes
 def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base = None) -> None:
     """Report what a folder holds and how it divides over ranks. Reads file headers only."""
@@ -209,11 +214,11 @@ def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base
     _out.print("every tensor is mapped")
 
 
-@app.command("train")
+@app.command("train", epilog="Example: mcore-adapter train sft.yaml layout.tp=2 optimizer.lr=1e-5")
 def train(
     config: Annotated[Path, typer.Argument(help="A YAML file.", metavar="CONFIG")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="As in optimizer.lr=1e-5.", metavar="KEY=VALUE...")
+        list[str] | None, typer.Argument(help="As in optimizer.lr=1e-5.", metavar="KEY=VALUE")
     ] = None,
 ) -> None:
     """Pretrain, fine-tune or DPO-train a Hugging Face checkpoint under any parallel layout.
