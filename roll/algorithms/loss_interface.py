@@ -22,11 +22,13 @@ class PolicyTerms:
     """Results of a policy's forward pass. Position t describes token t; position 0 is 0."""
 
     logprobs_BT: Tensor
-    """Natural log of the probability of token t given the tokens before it."""
+    """Natural log of the probability of token t given the tokens before it, float32 `[B, T]`."""
     entropy_BT: Tensor | None = None
-    """Entropy, in nats, of the distribution that token t was drawn from."""
+    """Entropy, in nats, of the distribution that token t was drawn from, float32 `[B, T]`; None in
+    passes that only score."""
     divergence_BT: Tensor | None = None
-    """Divergence of that distribution from the teacher's, in nats; None without teachers."""
+    """Divergence of that distribution from the teacher's, in nats, float32 `[B, T]`; None without
+    teachers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class TokenLoss:
     """Loss per token, before its reduction to one number."""
 
     loss_BT: Tensor
-    """Loss of each token; the token weights, applied later, mask it."""
+    """Loss of each token, float32 `[B, T]`; the token weights, applied later, mask it."""
     parts_BT: dict[str, Tensor] = field(default_factory=dict)
     """Summands of the loss by name, reduced with the same weights; `policy` is `loss/policy` in the
     metrics."""

@@ -16,9 +16,9 @@ class Siblings:
     """
 
     group_B: Tensor
-    """Group number of each row, int64, from 0 to G - 1."""
+    """Group number of each row, int64 `[B]`, from 0 to G - 1."""
     size_G: Tensor
-    """Number of rows of each group, float64."""
+    """Number of rows of each group, float64 `[G]`."""
 
     @classmethod
     def of(cls, group_ids_B: Tensor) -> Siblings:

@@ -180,13 +180,14 @@ class RolloutBatch(TrainBatch):
     whose advantages do not compare with one."""
     token_rewards: Tensor | None = tensor("BT")
     """Reward of single tokens in addition to `rewards`, float32 `[B, T]`: a KL penalty, or the
-    reward of one step of a response."""
+    reward of one step of a response. None if no token has any."""
     step_rewards: Tensor | None = tensor("BT")
-    """The part of `token_rewards` that process rewards gave, float32 `[B, T]`."""
+    """The part of `token_rewards` that process rewards gave, float32 `[B, T]`; None without any."""
     step_ends: Tensor | None = tensor("BT")
-    """True at tokens that have a process reward, which may be 0, bool `[B, T]`."""
+    """True at tokens that have a process reward, which may be 0, bool `[B, T]`; None without."""
     sample_weights: Tensor | None = tensor("B")
-    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
+    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero; None
+    if all count the same."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
     turns: list[tuple[Turn, ...]] | None = None
@@ -196,22 +197,25 @@ class RolloutBatch(TrainBatch):
     the response."""
     old_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens, which the trainer computes before the first update of the
-    step, float32 `[B, T]`."""
+    step, float32 `[B, T]`; or those of the engine, with `old_logprobs: rollout`. None if a step has
+    one update: the current ones are the old ones, then."""
     ref_logprobs: Tensor | None = tensor("BT")
-    """Log-probabilities of the tokens under the frozen reference model, float32 `[B, T]`."""
+    """Log-probabilities of the tokens under the frozen reference model, float32 `[B, T]`; None
+    without a reference."""
     teacher_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens under the teacher that the sample's tag names, float32
-    `[B, T]`."""
+    `[B, T]`; None without teachers."""
     values: Tensor | None = tensor("BT")
-    """Values that the critic predicts, float32 `[B, T]`."""
+    """Values that the critic predicts, float32 `[B, T]`; None without a critic."""
     advantages: Tensor | None = tensor("BT")
     """Advantage of each token, float32 `[B, T]`; zero outside `loss_mask`."""
     returns: Tensor | None = tensor("BT")
-    """Targets that the critic learns to predict, float32 `[B, T]`; zero outside `loss_mask`."""
+    """Targets that the critic learns to predict, float32 `[B, T]`; zero outside `loss_mask`. None
+    without a critic."""
     importance_weights: Tensor | None = tensor("BT")
     """Factors of the policy loss, float32 `[B, T]`: probability under the trainer divided by
     probability under the engine, bounded. They correct for the difference between the two. Zero
-    outside `loss_mask`."""
+    outside `loss_mask`. None without `algorithm.correction`."""
     chosen_tokens: Tensor | None = tensor("BT")
     """True for tokens that a loss term treats differently from the others, bool `[B, T]`; chosen by
     comparing all tokens of the update."""

@@ -173,6 +173,7 @@ class Completion:
     versions: VersionRuns
     """Version of the weights that wrote each token."""
     finish: FinishReason
+    """Reason of the end."""
 
     @classmethod
     def of(

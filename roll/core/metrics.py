@@ -25,10 +25,12 @@ class Metric(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean, 0 without weight. `total` is the sum of value times weight."""
+    """A weighted mean, 0 without weight."""
 
     total: float
+    """Sum of value times weight."""
     weight: float = 1.0
+    """Sum of the weights."""
 
     def merge(self, other: Self) -> Self:
         return type(self)(self.total + other.total, self.weight + other.weight)
@@ -39,7 +41,10 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
+    """A sum over all parts."""
+
     total: float
+    """Sum of this part."""
 
     def merge(self, other: Self) -> Self:
         return type(self)(self.total + other.total)
@@ -50,7 +55,10 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Max:
+    """The largest value of all parts."""
+
     largest: float
+    """Largest value of this part."""
 
     def merge(self, other: Self) -> Self:
         return type(self)(max(self.largest, other.largest))
@@ -64,6 +72,7 @@ class Last:
     """The newest value; for values that are equal on all ranks (learning rate, gradient norm)."""
 
     newest: float
+    """Newest value of this part."""
 
     def merge(self, other: Self) -> Self:
         return other

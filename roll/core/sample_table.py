@@ -79,7 +79,8 @@ class SampleTable(Batch):
     baseline_rewards: Tensor | None = tensor("B")
     """Total reward of a greedy response to the same prompt, float32 `[B]`."""
     sample_weights: Tensor | None = tensor("B")
-    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
+    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero; None
+    if all count the same."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
     temperatures: Tensor | None = tensor("B")

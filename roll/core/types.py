@@ -100,10 +100,12 @@ class Prompt:
     id: str
     """`<source>:<row>`; the same in every run."""
     tokens: Sequence[int]
+    """Token ids that the policy reads."""
     text: str
     """Text of `tokens`: the rendered chat template. It has one placeholder for each picture, where
     the tokens have one for each merged patch."""
     answer: str
+    """Ground truth, from the column `answer` of the row; empty without one."""
     tag: str
     """Tag that decides which rewards score the samples of this prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -123,11 +125,17 @@ class SamplingParams:
     """Parameters with which an engine samples; the names are those of the config."""
 
     temperature: float
+    """Sampling temperature; 0 is greedy."""
     max_new_tokens: int
+    """Number of tokens after which a continuation is cut off."""
     top_p: float = 1.0
+    """Probability mass of the tokens to sample from."""
     top_k: int = -1
+    """Number of likeliest tokens to sample from; -1 means all."""
     stop: tuple[str, ...] = ()
+    """Strings that end a continuation."""
     ignore_eos: bool = False
+    """Ignore the end-of-sequence token."""
     json_schema: str | None = None
     """JSON schema, as JSON text, whose grammar all tokens follow; for judges. None: no grammar."""
 
@@ -223,7 +231,9 @@ class Sample:
     group: str
     """Id of the group; the siblings of one prompt in one step have the same."""
     prompt: Prompt
+    """Prompt that was answered, with its row."""
     completion: Completion
+    """Tokens of the response."""
 
     def __init__(
         self,

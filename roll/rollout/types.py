@@ -20,6 +20,7 @@ class ScoredSample:
     """
 
     sample: Sample
+    """Response and its prompt."""
     reward: float
     """Weighted sum of the scores, finite; has no meaning if a reward failed."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -93,10 +94,13 @@ class Group:
     """The scored siblings of one prompt."""
 
     prompt: Prompt
+    """Prompt of all samples."""
     samples: tuple[ScoredSample, ...]
     """Siblings, in the order of their indices."""
     step: int
+    """Step whose weights were current when the group started."""
     timing: GroupTiming | None = None
+    """Times of the group; None if it was not generated in this run."""
     baseline: ScoredSample | None = None
     """Greedy response to the same prompt; not trained on."""
 

@@ -6,7 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
-from docs import generate_config
+import roll.extend
+from docs import generate_config, generate_types
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,16 @@ def test_the_reference_of_keys_is_up_to_date() -> None:
     files = generate_config.FOLDER.glob("*")
     found = {path.name: path.read_text(encoding="utf-8") for path in files}
     assert found == generate_config.pages(), "run: python -m docs.generate_config"
+
+
+def test_the_page_of_types_is_up_to_date() -> None:
+    found = generate_types.TARGET.read_text(encoding="utf-8")
+    assert found == generate_types.text(), "run: python -m docs.generate_types"
+
+
+def test_every_type_for_users_is_on_the_page_and_every_field_has_a_text() -> None:
+    assert set(roll.extend.__all__) <= generate_types.named()
+    assert generate_types.lacking() == []
 
 
 def test_every_key_of_a_run_file_has_a_description_and_every_number_a_unit() -> None:

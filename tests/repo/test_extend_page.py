@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import roll.testing
@@ -16,6 +17,7 @@ from roll.commands.trials.parts import own_parts, try_parts
 from roll.commands.trials.result import Trial
 from roll.config import load_config
 from roll.config.user_code.import_path import load_object, searched_first
+from roll.core.batches import RolloutBatch
 from roll.testing import check_loss_term, check_tracker
 from tests.runs import write_task
 
@@ -69,6 +71,22 @@ def test_the_tracker_of_the_page_keeps_the_contract(folder: Path) -> None:
 def test_the_loss_of_the_page_keeps_the_contract_with_other_options(folder: Path) -> None:
     with searched_first(folder):
         check_loss_term(load_object("my_loss:Truncated")(limit=1.1))
+
+
+def test_the_advantage_of_single_tokens_fades_as_it_says(folder: Path) -> None:
+    with searched_first(folder):
+        fading = load_object("my_token_advantage:Fading")(gamma=0.5)
+    batch = RolloutBatch(
+        tokens=torch.zeros(2, 4, dtype=torch.long),
+        lengths=torch.tensor([4, 3]),
+        loss_mask=torch.tensor([[False, True, True, True], [False, False, True, False]]),
+        sample_ids=["0/0", "0/1"],
+        tags=["t", "t"],
+        group_ids=torch.tensor([0, 0]),
+        rewards=torch.tensor([1.0, 0.0]),
+    )
+    found_BT = fading(batch).inside(batch.loss_mask).advantages_BT
+    assert found_BT.tolist() == [[0.0, 0.125, 0.25, 0.5], [0.0, 0.0, -0.5, 0.0]]
 
 
 def test_every_check_is_named_on_the_page() -> None:

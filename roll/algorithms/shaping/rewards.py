@@ -13,10 +13,10 @@ class Rewards:
     """Total rewards of a step, which each part of reward shaping takes and returns."""
 
     total_B: Tensor
-    """Total reward of each sample, float64."""
+    """Total reward of each sample, float64 `[B]`."""
     baseline_B: Tensor | None = None
-    """Rewards of greedy responses to the same prompts, float64. They are compared with the totals,
-    so every change that does not depend on the response itself applies to both."""
+    """Rewards of greedy responses to the same prompts, float64 `[B]`. They are compared with the
+    totals, so every change that does not depend on the response itself applies to both."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Rewards:
         """Apply `change` to the totals and, if set, to the baseline."""

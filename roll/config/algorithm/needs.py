@@ -34,6 +34,7 @@ class Choice(Config):
     """Base of every entry of `algorithm:`."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
+    """Requirements on the rest of the config; a run file that lacks one is refused."""
 
     @property
     def all_needs(self) -> frozenset[Need]:

@@ -28,6 +28,7 @@ class Writing:
     """The prompt of one group, and what its responses are made of."""
 
     prompt: Prompt
+    """Prompt that is answered."""
     wanted: int
     """Number of responses."""
     sampling: SamplingParams
