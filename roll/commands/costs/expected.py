@@ -49,7 +49,7 @@ class Expected:
         is these, what the other run has generated does not count."""
         own = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
         forgotten = {"generated": None} if "response" in own else {}
-        return replace(other, **forgotten, **own)
+        return replace(other, **{**forgotten, **own})
 
 
 _NAMES = ("prompt", "response", "row", "generated", "train_rows", "validation_rows")

@@ -133,6 +133,14 @@ def test_a_measured_mean_may_be_the_limit_but_for_rounding(tmp_path: Path) -> No
     assert Expected(prompt=33.0).above(config) == ["prompt=33 (at most 32)"]
 
 
+def test_what_a_run_has_measured_is_its_own_also_over_the_rows_that_are_seen() -> None:
+    measured = Expected(response=6.0, generated=7.5)
+    assert measured.over(Expected(prompt=3.0, generated=9.0)) == Expected(
+        prompt=3.0, response=6.0, generated=7.5
+    )
+    assert Expected(response=5.0).over(measured) == Expected(response=5.0)
+
+
 def test_hours_and_price_are_those_of_the_stated_rates(tmp_path: Path) -> None:
     path = write_task(tmp_path, validation={})
     asked = {"rates": "generate=2,train=4", "expect": "prompt=8,response=6", "price": 3.0}
