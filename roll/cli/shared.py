@@ -46,7 +46,8 @@ def reported(debug: bool) -> Iterator[None]:
         report_error(error, debug)
         raise typer.Exit(EXIT_BROKEN) from None
     except KeyboardInterrupt as error:
-        ERR.print(f"[bold]stopped[/bold]: {str(error) or 'Ctrl-C'}", markup=True)
+        told = "; ".join([str(error) or "Ctrl-C", *getattr(error, "__notes__", ())])
+        ERR.print(f"[bold]stopped[/bold]: {told}", markup=True)
         raise typer.Exit(128 + getattr(error, "signum", 2)) from None
     except (typer.Exit, typer.Abort):
         raise

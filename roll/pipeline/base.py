@@ -24,7 +24,14 @@ from roll.distributed.processes.shutdown import StopWish
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
-from roll.output_dir.resume import Start, exported_file, find_start, finished_summary, mark_export
+from roll.output_dir.resume import (
+    Start,
+    exported_file,
+    find_start,
+    finished_summary,
+    mark_export,
+    steps_left,
+)
 from roll.output_dir.sample_files import drop_samples
 from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
@@ -182,11 +189,21 @@ class Pipeline(ABC, Generic[C]):
             self._run(start)
         except (KeyboardInterrupt, StoppedEarlyError) as stop:
             self._note_end("stopped", stop)
+            if isinstance(stop, KeyboardInterrupt):
+                stop.add_note(self._where_it_goes_on())
             raise
         except Exception as error:
             self._note_end("failed", error)
             raise
         return write_summary(self.output_dir, status="finished", wall_s=self._wall_s())
+
+    def _where_it_goes_on(self) -> str:
+        """Return a sentence about what the command that has started this run does next time."""
+        first = steps_left(self.config).start
+        if not first:
+            why = "resume: never" if self.config.resume == "never" else "there is no checkpoint yet"
+            return f"the same command begins anew ({why})"
+        return f"the same command goes on behind step {first} of {self.config.max_steps}"
 
     def _run(self, start: Start) -> None:
         """Open the pipeline, do the rest of the run, and close it, unless `open` has failed."""

@@ -115,6 +115,7 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_gr
     code, output = command.wait(60)
     assert code == 128 + signum, output
     assert "Traceback" not in output
+    assert f"ended by {signum.name}; the same command begins anew (there is no" in output
     nothing_left(command, 15)
 
 
