@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
+from roll.core.errors import DataError
 from roll.data.chat.tokenization import TokenSequence
 from roll.data.examples import Example
 
@@ -49,6 +50,35 @@ def labelled_batch(examples: Sequence[Example]) -> LabelledBatch:
         for label in ((True, False) if example.label is None else (example.label,))
     ]
     return LabelledBatch(**rows, desirable=torch.tensor(wanted))
+
+
+def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
+    """Combine each prompt with the response to the previous prompt, cut to `max_tokens` tokens.
+
+    The first prompt gets the response to the last one. Each sequence gives one example, with the
+    label True. There is at least one example, and each sequence has a trained token.
+
+    Raises:
+        DataError: a picture follows a trained token.
+    """
+    made: list[Example] = []
+    for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
+        for j, own in enumerate(example.sequences):
+            other = before.sequences[j % len(before.sequences)]
+            if own.pictures is not None and own.pictures.places[-1] > own.num_before:
+                raise DataError(
+                    f"row {example.id}: a picture behind an answer, which kto compares with other "
+                    "prompts; give such rows to another loss"
+                )
+            moved = own.num_before - other.num_before
+            sequence = TokenSequence(
+                (*own.tokens[: own.num_before], *other.tokens[other.num_before :]),
+                tuple((start + moved, stop + moved) for start, stop in other.trained),
+                own.pictures,
+            )
+            cut = sequence.without_end(max_tokens)
+            made.append(Example(f"mismatched:{len(made)}", (cut,), label=True))
+    return made
 
 
 def _rows(sequences: Sequence[TokenSequence]) -> dict[str, Any]:

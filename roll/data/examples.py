@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,35 +69,6 @@ class Example:
         return self.id.rpartition(":")[0]
 
 
-def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
-    """Combine each prompt with the response to the previous prompt, cut to `max_tokens` tokens.
-
-    The first prompt gets the response to the last one. Each sequence gives one example, with the
-    label True. There is at least one example, and each sequence has a trained token.
-
-    Raises:
-        DataError: a picture follows a trained token.
-    """
-    made: list[Example] = []
-    for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
-        for j, own in enumerate(example.sequences):
-            other = before.sequences[j % len(before.sequences)]
-            if own.pictures is not None and own.pictures.places[-1] > own.num_before:
-                raise DataError(
-                    f"row {example.id}: a picture behind an answer, which kto compares with other "
-                    "prompts; give such rows to another loss"
-                )
-            moved = own.num_before - other.num_before
-            sequence = TokenSequence(
-                (*own.tokens[: own.num_before], *other.tokens[other.num_before :]),
-                tuple((start + moved, stop + moved) for start, stop in other.trained),
-                own.pictures,
-            )
-            cut = sequence.without_end(max_tokens)
-            made.append(Example(f"mismatched:{len(made)}", (cut,), label=True))
-    return made
-
-
 def load_texts(
     sources: Sequence[TextSource] | Mapping[str, TextSource],
     data: TextDataConfig,
@@ -134,6 +106,11 @@ def load_preferences(
 
 
 S = TypeVar("S", bound=FileConfig)
+Prepared = tuple[int, DialogueRow, list[list[Piece]]]
+"""Number of a row, the row, and the pieces of each of its conversations."""
+ROWS_AT_A_TIME = 256
+"""Number of rows that are tokenized at a time: tokenizers tell much more of each token than its id,
+and all of it is in memory at once."""
 
 
 def texts_of(
@@ -239,13 +216,20 @@ class ExampleReader(Generic[S]):
         tally = Tally(UnknownText(self.tokenizer.unk_token))
         rows = [self._map_one(row, source) for row in processed(raw, source, tally.note_skipped)]
         tally.rows = len(rows)
-        kept = list(self._with_pieces(rows, source, tally))
-        texts = [conversation for _, _, made in kept for conversation in made]
+        prepared = self._with_pieces(rows, source, tally)
+        examples: list[Example] = []
+        while some := list(itertools.islice(prepared, ROWS_AT_A_TIME)):
+            examples += self._examples(name, some, tally)
+        return Made(examples, tally)
+
+    def _examples(self, name: str, prepared: Sequence[Prepared], tally: Tally) -> Iterator[Example]:
+        """Yield those of prepared rows that fit as examples; note in `tally` what became of all.
+        DataError as in `load_texts`."""
+        texts = [conversation for _, _, made in prepared for conversation in made]
         tokens = tokenized(texts, self.tokenizer, self._eos_token)
-        _note_unknown(texts, tokens, [row for _, row, _ in kept], self.tokenizer, tally)
+        _note_unknown(texts, tokens, [row for _, row, _ in prepared], self.tokenizer, tally)
         sequences = iter(tokens)
-        examples = []
-        for number, row, _ in kept:
+        for number, row, _ in prepared:
             own = tuple(next(sequences) for _ in row.conversations)
             try:
                 own = self._with_pictures(own, row)
@@ -255,10 +239,7 @@ class ExampleReader(Generic[S]):
             tally.lengths.append(max(map(len, own)))
             fitting = fitted(own, self.data, row.place, tally.dropped)
             if fitting is not None:
-                examples.append(
-                    Example(f"{name}:{number}", fitting, row.margin, row.label, row.tag)
-                )
-        return Made(examples, tally)
+                yield Example(f"{name}:{number}", fitting, row.margin, row.label, row.tag)
 
     @property
     def identity(self) -> list[Any]:
@@ -291,9 +272,8 @@ class ExampleReader(Generic[S]):
         rows: Sequence[DialogueRow],
         source: FileConfig,
         tally: Tally,
-    ) -> Iterator[tuple[int, DialogueRow, list[list[Piece]]]]:
-        """Yield each row that can be learned: its number, itself, and the pieces of each of its
-        conversations. Note the other rows, and altered answers, in `tally`."""
+    ) -> Iterator[Prepared]:
+        """Yield each row that can be learned. Note the others, and altered answers, in `tally`."""
         losses, broken = tally.dropped, tally.broken
         for number, row in enumerate(rows):
             if source.part is not None and not lies_in(source.part, row.conversations[0].messages):

@@ -17,8 +17,8 @@ from roll.config.algorithm.preferences import KtoConfig
 from roll.config.offline import DpoConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import LabelledBatch, PreferenceBatch
-from roll.data.collate import labelled_batch, pair_batch
-from roll.data.examples import Example, mismatched
+from roll.data.collate import labelled_batch, mismatched, pair_batch
+from roll.data.examples import Example
 from roll.distributed.cluster import Cluster, Placement
 from roll.pipeline.offline import OfflinePipeline, filled
 from roll.strategy.training.heads import PolicyHead

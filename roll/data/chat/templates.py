@@ -40,6 +40,16 @@ class PromptTokenizer(Protocol):
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """Added tokens by their ids; only fast tokenizers are asked for them."""
+        ...
+
+    @property
+    def split_special_tokens(self) -> bool:
+        """True if the tokenizer takes special tokens for text; only fast ones are asked."""
+        ...
+
 
 @dataclass(frozen=True)
 class DatedTokenizer:
@@ -90,6 +100,17 @@ class DatedTokenizer:
     def get_added_vocab(self) -> dict[str, int]:
         """Return the added tokens with their ids; empty for a tokenizer that has no such method."""
         return dict(getattr(self.tokenizer, "get_added_vocab", dict)())
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """Added tokens by their ids, of a fast tokenizer."""
+        found: Mapping[int, Any] = self.tokenizer.added_tokens_decoder
+        return found
+
+    @property
+    def split_special_tokens(self) -> bool:
+        """True if the tokenizer, a fast one, takes special tokens for text."""
+        return bool(self.tokenizer.split_special_tokens)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
         return self.tokenizer.decode(token_ids, **kwargs)

@@ -6,6 +6,7 @@ No token crosses the border between prompt and turn, as in generation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from roll.config.sections.data import TemplateConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.pictures import Pictures
 from roll.core.types import Message
+from roll.data.chat.beginnings import Beginning, with_beginnings
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import common_start, end_mark
 from roll.data.chat.inner_tokens import ids_of, inner_tokens
@@ -150,26 +152,17 @@ def tokenized(
     Raises:
         DataError: a piece needs an end-of-sequence token, but `eos_token` is None.
     """
-    whole = iter(
-        ids_of(
-            [
-                ("".join(piece.text for piece in each[: i + 1]), each[0].begins)
-                for each in conversations
-                for i in range(len(each))
-            ],
-            tokenizer,
-        )
-    )
     made = []
-    for each in conversations:
+    for each, (whole, parts) in zip(conversations, _parts(conversations, tokenizer), strict=True):
         tokens: list[int] = []
         trained: list[tuple[int, int]] = []
-        so_far: list[int] = []
-        for piece in each:
-            start, longer = len(tokens), next(whole)
-            continues = longer[: len(so_far)] == so_far
-            tokens += longer[len(so_far) :] if continues else inner_tokens(piece.text, tokenizer)
-            so_far = longer
+        before = Beginning(0, ())
+        for piece, part in zip(each, parts, strict=True):
+            start, longer = len(tokens), [*whole[before.shared : part.shared], *part.rest]
+            continues = longer[: len(before.rest)] == list(before.rest)
+            new = longer[len(before.rest) :] if continues else inner_tokens(piece.text, tokenizer)
+            tokens += new
+            before = part
             if piece.ends:
                 if eos_token is None:
                     raise DataError(
@@ -181,6 +174,24 @@ def tokenized(
                 trained.append((start, len(tokens)))
         made.append(TokenSequence(tuple(tokens), tuple(trained)))
     return made
+
+
+def _parts(
+    conversations: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer
+) -> Iterator[tuple[Sequence[int], Sequence[Beginning]]]:
+    """Yield the tokens of each conversation, and the beginning up to the end of each piece."""
+    texts = ["".join(piece.text for piece in each) for each in conversations]
+    ends = [list(itertools.accumulate(len(piece.text) for piece in each)) for each in conversations]
+    if not any(each[0].begins for each in conversations):
+        found = with_beginnings(texts, [each[:-1] for each in ends], tokenizer)
+        for whole, parts in found:
+            yield whole, [*parts, Beginning(len(whole), ())]
+        return
+    # Tokens that a tokenizer adds by itself may stand at both ends of a beginning.
+    wanted = [(text[:end], True) for text, own in zip(texts, ends, strict=True) for end in own]
+    ids = iter(ids_of(wanted, tokenizer))
+    for own in ends:
+        yield (), [Beginning(0, next(ids)) for _ in own]
 
 
 def _rendered(
@@ -204,7 +215,8 @@ def _rendered(
     whole = render(trained[-1] + 1, asks=False)
     done = 0
     for turn in trained:
-        prompt, through = render(turn, asks=True), render(turn + 1, asks=False)
+        prompt = render(turn, asks=True)
+        through = whole if turn == trained[-1] else render(turn + 1, asks=False)
         _check_unchanged(turn, prompt, through, whole, template, place)
         written = through.rstrip()
         answer = whole[len(prompt) : len(written)]

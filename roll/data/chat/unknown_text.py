@@ -60,7 +60,7 @@ def unknown_pieces(
     suspects = [
         i
         for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
-        if (unk is not None and unk in ids) or not lost.isdisjoint(text)
+        if (unk is not None and unk in ids) or (lost and not lost.isdisjoint(text))
     ]
     if not suspects:
         return found

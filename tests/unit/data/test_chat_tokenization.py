@@ -17,7 +17,8 @@ from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.tokenization import NothingToLearnError, TokenSequence, pieces, tokenized
-from roll.data.examples import Example, load_preferences, load_texts, mismatched
+from roll.data.collate import mismatched
+from roll.data.examples import Example, load_preferences, load_texts
 from tests.tiny import char_tokenizer
 
 CHATML = (
