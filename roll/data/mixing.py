@@ -10,6 +10,7 @@ With a curriculum, rows may be skipped when their turn comes, and the shares of 
 from __future__ import annotations
 
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -99,7 +100,7 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._due_sources: deque[int] = deque()
         """Sources of rows that were replaced or put back, and for which no other row was drawn
         yet; the first entry is drawn first."""
-        self._orders: dict[int, tuple[int, list[int]]] = {}
+        self._orders: dict[int, tuple[int, array[int]]] = {}
         self._preferences = preferences
         self._turns: ChangingTurns | None = None
         """Order of the sources where their shares change."""
@@ -231,13 +232,13 @@ class Sampler(Iterator[Row], Generic[Row]):
         ]
         return gaps.index(max(gaps))
 
-    def _order(self, index: int, epoch: int) -> list[int]:
+    def _order(self, index: int, epoch: int) -> Sequence[int]:
         """Return the order of a source's rows in an epoch, shuffled the same way in every process;
         the latest one is cached."""
         cached = self._orders.get(index)
         if cached is None or cached[0] != epoch:
             source = self._sources[index]
-            order = list(range(len(source.items)))
+            order = array("q", range(len(source.items)))  # a list takes four times the memory
             if self._shuffle:
                 # A text seed is hashed with SHA-512, the same in every process.
                 random.Random(f"{self._seed}:{source.name}:{epoch}").shuffle(order)
