@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag, ValidationError
@@ -27,7 +28,8 @@ def describe(
         error: result of validating `data` as `model`.
         origins: place of each key of `data`.
     """
-    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    found: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    items = _of_one_form(found, model, data)
     places = [item["loc"] for item in items]
     lines: list[str] = []
     for item in items:
@@ -42,12 +44,59 @@ def describe(
     return "\n".join(lines)
 
 
+def _of_one_form(
+    items: list[dict[str, Any]], model: type[BaseModel], data: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the errors without those about forms of a value that the user did not mean.
+
+    Where a key takes values of several forms, such as a text or a list, Pydantic tells of each form
+    why it does not fit. If a value has one of the forms, only what is wrong with that one stays; if
+    it has none, one error names all.
+    """
+    kept: list[dict[str, Any]] = []
+    unfit: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for item in items:
+        if _locate(item["loc"], model, data).is_form and _form(item) is not None:
+            unfit.setdefault(item["loc"][:-1], []).append(item)
+        else:
+            kept.append(item)
+    for loc, forms in unfit.items():
+        if not any(item["loc"][: len(loc)] == loc for item in kept):
+            names = dict.fromkeys(str(_form(item)) for item in forms)
+            kept.append(forms[0] | {"type": "forms", "msg": f"must be {' or '.join(names)}"})
+    return kept
+
+
+def _form(item: Mapping[str, Any]) -> str | None:
+    """Return the form that a value would need, of which an error says that it has another one; None
+    if the error is about something else."""
+    if item["type"] == "literal_error":
+        return str(item["ctx"]["expected"])
+    return FORMS.get(item["type"])
+
+
+FORMS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+"""Form that a value must have, by the type of the error if it has another one."""
+
+
 def _describe_one(
     item: dict[str, Any], model: type[BaseModel], data: Mapping[str, Any], origins: Origins
 ) -> Iterator[str]:
     """Yield the lines on one validation error: place, key, value, reason and known keys; a check
     may name several problems."""
-    keys, owner = _locate(item["loc"], model, data)
+    place = _locate(item["loc"], model, data)
+    keys, owner = place.keys, place.owner
     key = ".".join(keys)
     where = origins.where(key)
     kind, message = item["type"], item["msg"]
@@ -78,6 +127,10 @@ def _describe_one(
                 f"{nearest(tag, choices)} (known: {', '.join(choices)}"
                 f"{'; or your own, my_module:MyClass' if BUILT_IN in item['loc'] else ''})"
             )
+    elif kind in ("model_type", "model_attributes_type"):
+        wanted = _class_of(place.annotation, {})
+        named = f" with the keys {', '.join(wanted.model_fields)}" if wanted else ""
+        yield f"{where}: {key} = {_short(item['input'])}: must be a mapping{named}"
     else:
         message = message.removeprefix("Value error, ")
         if kind == "value_error":
@@ -101,26 +154,42 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _locate(
-    loc: tuple[int | str, ...], model: type[BaseModel], data: Any
-) -> tuple[list[str], type[BaseModel] | None]:
-    """Return the keys of a problem as the user wrote them, and the class that the last key belongs
-    to.
+@dataclass(frozen=True)
+class _Place:
+    """Place of a problem in a config."""
 
-    Pydantic puts the tag of a union (`vllm`) between the keys of a location; the tag is left out
-    here.
+    keys: list[str]
+    """Keys as the user wrote them."""
+    owner: type[BaseModel] | None
+    """Class that the last key belongs to."""
+    annotation: Any
+    """Type of the value there."""
+    is_form: bool
+    """True if the problem is about one of several forms that the value may have."""
+
+
+def _locate(loc: tuple[int | str, ...], model: type[BaseModel], data: Any) -> _Place:
+    """Return the place of a problem.
+
+    Pydantic puts the tag of a union (`vllm`), or the type of the form that it tries
+    (`tuple[TurnConfig, ...]`), between the keys of a location; they are left out here.
     """
     keys: list[str] = []
     owner: type[BaseModel] | None = model
     annotation: Any = model
+    is_form = False
     for part in loc:
         tagged = isinstance(data, dict) and data.get("kind") == part and part not in data
+        is_form = _names_form(part, annotation, data)
         if (
             part in (BUILT_IN, OWN)
             or tagged
+            or is_form
             or (isinstance(part, str) and part.endswith("Config") and part not in data)
         ):
             continue
+        if isinstance(part, int):
+            annotation = _list_in(annotation)
         owner = _class_of(annotation, data)
         keys.append(str(part))
         if owner and part in owner.model_fields:
@@ -137,16 +206,36 @@ def _locate(
             data = data[part]
         else:
             data = None
-    return keys, owner
+    return _Place(keys, owner, annotation, is_form)
+
+
+def _names_form(part: int | str, annotation: Any, data: Any) -> bool:
+    """Return whether a part of a location is no key but one of several types of a value."""
+    if not isinstance(part, str) or (isinstance(data, dict) and part in data):
+        return False
+    return "[" in part or (part in PLAIN_TYPES and len(_members(annotation)) > 1)
+
+
+PLAIN_TYPES = ("str", "int", "float", "bool", "none")
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union but `None`; of another annotation, itself."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [each for each in get_args(annotation) if each is not types.NoneType]
+    return [annotation]
+
+
+def _list_in(annotation: Any) -> Any:
+    """Return the type of a list in a union that has one; another annotation unchanged."""
+    lists = [each for each in _members(annotation) if get_origin(each) in (tuple, list)]
+    return lists[0] if len(lists) == 1 else annotation
 
 
 def _strip_none(annotation: Any) -> Any:
     """Return the type X of `X | None`; every other annotation unchanged."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        kept = [a for a in get_args(annotation) if a is not types.NoneType]
-        if len(kept) == 1:
-            return kept[0]
-    return annotation
+    kept = _members(annotation)
+    return kept[0] if len(kept) == 1 else annotation
 
 
 def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:

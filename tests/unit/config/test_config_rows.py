@@ -37,6 +37,56 @@ def load(tmp_path: Path, pipeline: str, **changes: Any) -> OfflineConfig:
     return loaded
 
 
+def messages(value: Any) -> dict[str, Any]:
+    return {"data": {"sources": [{**TEXTS, "columns": {"messages": value}}], "rows_per_step": 4}}
+
+
+MESSAGES = "data.sources.0.columns.messages"
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        (5, [f"{MESSAGES} = 5: must be a text or a list"]),
+        ({"role": "user"}, [f"{MESSAGES} = {{'role': 'user'}}: must be a text or a list"]),
+        ([5], [f"{MESSAGES}.0 = 5: must be a mapping with the keys role, content"]),
+        ("{a", [f"{MESSAGES} = '{{a': '{{a': expected '}}' before end of string; a brace"]),
+        (
+            [{"rol": "user", "content": "x"}],
+            [
+                f"{MESSAGES}.0.role: missing; it must be set",
+                f"{MESSAGES}.0.rol = 'user': unknown key; did you mean 'role'?",
+            ],
+        ),
+        (
+            [{"role": "user", "content": "x"}, {"role": 1, "content": "{}"}],
+            [
+                f"{MESSAGES}.1.role = 1: input should be a valid string",
+                f"{MESSAGES}.1.content = '{{}}': '{{}}': braces hold the name of a column",
+            ],
+        ),
+    ],
+)
+def test_mistakes_in_turns_made_of_columns_name_the_key_as_written(
+    tmp_path: Path, value: Any, lines: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "sft", **messages(value))
+    told = str(caught.value)
+    found = told.splitlines()
+    assert len(found) == len(lines), told
+    assert all(line in each for line, each in zip(lines, found, strict=True)), told
+    assert not any(word in told for word in ("TurnConfig", "function", "tuple", "valid dict"))
+
+
+def test_a_value_of_no_known_form_is_told_the_forms(tmp_path: Path) -> None:
+    for targets, told in ((5, "must be 'all-linear' or a list"), ([5], "targets.0 = 5: input")):
+        model = {"path": "model", "lora": {"rank": 4, "targets": targets}}
+        with pytest.raises(ConfigError, match=told) as caught:
+            load(tmp_path, "sft", model=model)
+        assert len(str(caught.value).splitlines()) == 1
+
+
 LABELS = {"chosen": None, "rejected": None, "completion": "c", "label": "ok"}
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("sft", {"max_steps": None}, "epochs: set epochs or max_steps"),
