@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roll.commands.data.duplicates import Duplicates, duplicates_of
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
@@ -16,7 +17,7 @@ from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.datasets import Dataset, Source, SourceReport
 from roll.data.examples import Example, tokens_of
-from roll.data.preparation.overlap import Overlap, Rule, TokensOf, hashes_of, overlaps, without
+from roll.data.preparation.overlap import Overlap, Rule, TokensOf, overlaps, without
 from roll.pipeline.offline import load_offline
 from roll.runtime.run_data import RunData, load_data
 
@@ -64,10 +65,7 @@ class SourceLook:
     """Tokens of the longest row."""
     histogram: list[tuple[int, int, int]]
     """First and last number of tokens of each bar, and its rows."""
-    duplicates: int
-    """Number of rows with the tokens of an earlier row of the source."""
-    first_duplicate: tuple[str, str] | None
-    """Ids of the first such row, and of the earlier one."""
+    duplicates: Duplicates
     rows: list[ShownRow]
 
 
@@ -152,13 +150,6 @@ def _source(
 ) -> SourceLook:
     """Return the look at a source."""
     lengths = sorted(report.lengths)
-    seen: dict[bytes, int] = {}
-    duplicates, first = 0, None
-    for place, digest in enumerate(hashes_of(source.items, tokens)):
-        earlier = seen.setdefault(digest, place)
-        if earlier != place:
-            duplicates += 1
-            first = first or (source.items[place].id, source.items[earlier].id)
     count = min(rows, len(source.items))
     return SourceLook(
         name=source.name,
@@ -169,8 +160,7 @@ def _source(
         median=lengths[len(lengths) // 2],
         longest=report.longest_tokens,
         histogram=histogram(lengths),
-        duplicates=duplicates,
-        first_duplicate=first,
+        duplicates=duplicates_of(source, tokens),
         rows=[show(source.items[i * len(source.items) // count]) for i in range(count)],
     )
 

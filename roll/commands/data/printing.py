@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
+from roll.commands.data.duplicates import Duplicates
 from roll.commands.data.look import Look, ShownRow, SourceLook
 from roll.commands.samples.show import printable
 
@@ -40,10 +42,8 @@ def _print_source(source: SourceLook, limit: int, out: Console) -> None:
     out.out(heading, style="bold", highlight=False)
     for remark in source.remarks:
         out.out(f"  {remark}", style="yellow", highlight=False)
-    if source.first_duplicate is not None:
-        later, earlier = source.first_duplicate
-        told = f"  {source.duplicates} rows repeat an earlier one (first: {later} is {earlier})"
-        out.out(told, style="yellow", highlight=False)
+    for line in _of_duplicates(source.duplicates):
+        out.out(f"  {line}", style="yellow", highlight=False)
     out.out(
         f"  tokens of a row: half have at most {source.median}, the longest {source.longest}; the "
         f"limit is {limit}",
@@ -55,6 +55,29 @@ def _print_source(source: SourceLook, limit: int, out: Console) -> None:
         out.out(f"  {first:>7} to {last:>7}  {count:>9}  {bar}", highlight=False)
     for row in source.rows:
         _print_row(row, out)
+
+
+def _of_duplicates(found: Duplicates) -> Iterator[str]:
+    """Yield sentences about rows that repeat an earlier one."""
+    if found.first is not None:
+        later, earlier = found.first
+        yield f"{found.rows} rows repeat an earlier one (first: {later} is {earlier})"
+    if found.contradicting:
+        named = "; ".join(
+            f"{each.id} {_answer(each.answer)}, {each.earlier_id} {_answer(each.earlier_answer)}"
+            for each in found.contradictions
+        )
+        more = found.contradicting - len(found.contradictions)
+        yield (
+            f"{found.contradicting} of them expect another answer than the earlier one: {named}"
+            f"{f'; and {more} more' if more else ''}. No policy can give both: correct them, or "
+            "leave them out (`fn` of the source)"
+        )
+
+
+def _answer(text: str) -> str:
+    """Return an expected answer in quotes, cut to 40 characters."""
+    return printable(repr(text if len(text) <= 40 else f"{text[:37]}..."))
 
 
 def _print_row(row: ShownRow, out: Console) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from roll.commands.data.duplicates import Contradiction, Duplicates
 from roll.commands.data.look import (
     BINS,
     Look,
@@ -49,8 +50,8 @@ def test_counts_duplicates_and_overlap_are_told(texts: Path) -> None:
     look = look_at(load_config(texts).config, rows=2)
     train, held = look.sources
     assert (train.name, train.kept, train.read) == ("train", 7, 9)
-    assert (train.duplicates, train.first_duplicate) == (1, ("train:6", "train:2"))
-    assert (held.held_out, held.kept, held.duplicates) == (True, 2, 0)
+    assert train.duplicates == Duplicates(1, ("train:6", "train:2"))
+    assert (held.held_out, held.kept, held.duplicates.rows) == (True, 2, 0)
     assert look.overlap == [
         "1 rows of validation set held_out are in training source train, too, with the same tokens "
         "(first: held_out:1 is train:3)",
@@ -81,6 +82,27 @@ def test_pairs_and_prompts_are_shown(tmp_path: Path) -> None:
     assert [len(source.rows) for source in prompts.sources if not source.held_out] == [3]
     assert all(row.answer is not None for row in prompts.sources[0].rows)
     assert json.loads(json.dumps(prompts.sources[0].rows[0].id)) in printed(prompts)
+
+
+def test_equal_prompts_that_expect_other_answers_are_told(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    config = load_config(path).config
+    rows = [{"prompt": f"{i % 6}+1=", "answer": str(i % 6 + 1)} for i in range(18)]
+    for place, answer in ((7, "9"), (8, " 3 "), (10, "x\x1b[2J" * 9), (13, "8"), (14, "7")):
+        rows[place]["answer"] = answer
+    source = Path(config.sources[0].path)
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    look = look_at(config, rows=0)
+    found = look.sources[0].duplicates
+    name = look.sources[0].name
+    assert (found.rows, found.contradicting) == (12, 4)
+    assert found.contradictions[0] == Contradiction(f"{name}:7", "9", f"{name}:1", "2")
+    text = " ".join(printed(look).split())
+    assert (
+        f"4 of them expect another answer than the earlier one: {name}:7 '9', {name}:1 '2'" in text
+    )
+    assert f"; {name}:13 '8', {name}:1 '2'; and 1 more. No policy can give both" in text
+    assert "\x1b" not in text
 
 
 def test_overlap_never_stops_the_look_and_its_consequence_is_told(texts: Path) -> None:
@@ -124,7 +146,7 @@ def test_few_long_rows_leave_the_others_apart(usual: list[int], long: list[int])
 
 def test_no_text_of_a_row_commands_the_terminal() -> None:
     row = ShownRow("a:0", 1, [[Piece("a\x1b[2J\nb", trained=True)]], answer="\x07")
-    source = SourceLook("a", False, 1, 1, [], 1, 1, [(1, 1, 1)], 0, None, [row])
+    source = SourceLook("a", False, 1, 1, [], 1, 1, [(1, 1, 1)], Duplicates(), [row])
     text = printed(Look([source], [], 5))
     assert "[[a\\x1b[2J\nb]]" in text
     assert "\x1b" not in text
