@@ -26,6 +26,7 @@ __all__ = [
     "PictureError",
     "RewardError",
     "RollError",
+    "RowError",
     "SettingsChangedError",
     "StoppedEarlyError",
     "UserError",
@@ -38,6 +39,10 @@ __all__ = [
 
 class DataError(UserError):
     """A mistake in a data file, a row or a column."""
+
+
+class RowError(DataError):
+    """A mistake in one row of a data file. The message begins with the place of the row."""
 
 
 class NotMadeYetError(DataError):

@@ -12,7 +12,7 @@ from typing import Any
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig, SourceConfig
 from roll.config.sections.environment import MAX_SEED, TaskSource
-from roll.core.errors import DataError
+from roll.core.errors import RowError
 from roll.core.types import Message
 from roll.data.pictures.forms import pictures_of
 from roll.data.pictures.parts import parts_of, text_of_parts, with_pictures
@@ -25,12 +25,20 @@ from roll.data.spool import spooled
 class RawRow:
     """Row of a file, as it was read.
 
-    Example: RawRow(place="data/train.jsonl:17", values={"prompt": "1+1", "answer": "2"})
+    Example: RawRow("data/train.jsonl:17", {"prompt": "1+1", "answer": "2"})
     """
 
     place: str
     """File and line (or row) for error messages."""
-    values: Mapping[str, Any]
+    read: Mapping[str, Any] | RowError
+    """Values of its columns; or why they could not be read. A reader goes on after such a row."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Values of its columns. RowError if they could not be read."""
+        if isinstance(self.read, RowError):
+            raise self.read
+        return self.read
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,9 @@ def map_task(row: RawRow, source: TaskSource) -> PromptRow:
     """
     found = map_row(row, source)
     if found.pictures:
-        raise DataError(f"{row.place}: has pictures; tasks of environments take none")
+        raise RowError(f"{row.place}: has pictures; tasks of environments take none")
     if "seed" in found.extra and not _is_seed(found.extra["seed"]):
-        raise DataError(
+        raise RowError(
             f"{row.place}: column 'seed', with which the environment begins the task, must be a "
             f"whole number from 0 to {MAX_SEED}, found {show(found.extra['seed'])}; correct it, or "
             "give the column another name"
@@ -149,7 +157,7 @@ def require_columns(found: Iterable[str], source: FileConfig, place: str) -> Non
     have = list(found)
     for name in source.columns_used:
         if name not in have:
-            raise DataError(
+            raise RowError(
                 f"{place}: no column {name!r}{nearest(name, have)} (columns: "
                 f"{', '.join(sorted(have)) or 'none'}); set `columns` of this source"
             )
@@ -163,9 +171,9 @@ def text_of(values: Mapping[str, Any], name: str, place: str) -> str:
     """
     value = values[name]
     if not isinstance(value, str):
-        raise DataError(f"{place}: column {name!r} must be text, found {show(value)}")
+        raise RowError(f"{place}: column {name!r} must be text, found {show(value)}")
     if not value.strip():
-        raise DataError(f"{place}: column {name!r} is empty; give it a text or remove the row")
+        raise RowError(f"{place}: column {name!r} is empty; give it a text or remove the row")
     return value
 
 
@@ -177,7 +185,7 @@ def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
     missing = isinstance(value, float) and math.isnan(value)
     if isinstance(value, (str, bool, int, float)) and not missing:
         return str(value)
-    raise DataError(
+    raise RowError(
         f"{place}: column {name!r} must be text or a number, found {show(value)}; where a source "
         "has no answers, set `columns.answer: null`"
     )
@@ -199,9 +207,9 @@ def messages_of(value: Any, where: str, folder: Path) -> tuple[Message, ...]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise DataError(f"{where} is text but not JSON: {error.msg}") from None
+            raise RowError(f"{where} is text but not JSON: {error.msg}") from None
     if not isinstance(value, Sequence) or not value or isinstance(value, str):
-        raise DataError(f"{where} must be a list of {{role, content}}, found {show(value)}")
+        raise RowError(f"{where} must be a list of {{role, content}}, found {show(value)}")
     return tuple(_message(item, f"{where}[{i}]", folder) for i, item in enumerate(value))
 
 
@@ -211,15 +219,15 @@ _MESSAGE = ("role", "content")
 def _message(item: Any, where: str, folder: Path) -> Message:
     """Convert one message; arguments and errors are those of `messages_of`."""
     if not isinstance(item, Mapping):
-        raise DataError(f"{where} must be {{role, content}}, found {show(item)}")
+        raise RowError(f"{where} must be {{role, content}}, found {show(item)}")
     content = item.get("content")
     in_parts = isinstance(content, Sequence) and not isinstance(content, str)
     for key in ("role",) if in_parts else _MESSAGE:
         if not isinstance(item.get(key), str):
-            raise DataError(f"{where}.{key} must be text, found {show(item.get(key))}")
+            raise RowError(f"{where}.{key} must be text, found {show(item.get(key))}")
     more = sorted(key for key in item if key not in _MESSAGE and item[key] is not None)
     if more:
-        raise DataError(
+        raise RowError(
             f"{where} has {more[0]!r}, which would be lost (known: role, content); "
             "put it into the content, or drop it"
         )

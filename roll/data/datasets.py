@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +14,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from roll.config.evaluation import QuestionData
 from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
-from roll.core.errors import CheckpointError, DataError, PictureError
+from roll.core.errors import CheckpointError, DataError
 from roll.core.types import Prompt
-from roll.data.chat.templates import PromptTokenizer, render_prompts, tokenize_prompts
-from roll.data.chat.unknown_text import UnknownText, unknown_pieces
-from roll.data.columns import PromptRow, RawRow, map_row
-from roll.data.own.template import users_template
+from roll.data.chat.prompts import MapRow, PromptMaker
+from roll.data.chat.templates import PromptTokenizer
+from roll.data.columns import map_row
 from roll.data.pictures.picture import identities
-from roll.data.pictures.placeholders import Placeholders, expanded
-from roll.data.preparation.parts import lies_in
-from roll.data.preparation.processors import processed
+from roll.data.pictures.placeholders import Placeholders
 from roll.data.store.load import RowStore, load_rows
-from roll.data.store.making import Encoded, Made, UnstorableError, is_json
 from roll.data.store.rows import Chained, StoredRows
 from roll.data.store.tally import Tally
 
@@ -52,8 +48,6 @@ class Item(Protocol):
 
 
 Row = TypeVar("Row", bound=Item)
-MapRow = Callable[[RawRow, SourceConfig], PromptRow]
-"""Function that converts a raw row by the columns of its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +74,8 @@ class SourceReport:
     """Sentences for the log: how many rows were left out or changed, and why."""
     lengths: Sequence[int] = field(default=(), repr=False)
     """Tokens of each row that was tokenized, those that are too long included."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows that are not in the dataset, by reason; with `kept` they sum up to `rows`."""
 
 
 @dataclass(frozen=True)
@@ -215,79 +211,6 @@ def source_prompts(
     return Source(name, source.weight, loaded.items, loaded.digest), report
 
 
-@dataclass(frozen=True)
-class PromptMaker:
-    """Way from the raw rows of one source to prompts."""
-
-    name: str
-    source: SourceConfig
-    data: DataConfig | QuestionData
-    tokenizer: PromptTokenizer
-    placeholders: Placeholders | None
-    map_one: MapRow
-
-    @property
-    def identity(self) -> list[Any]:
-        return ["map_row", self.data.model_dump(mode="json", include=IN_PROMPTS)]
-
-    @property
-    def template(self) -> str | None:
-        return users_template(self.data)
-
-    def make(self, raw: Iterable[RawRow]) -> Made[Prompt]:
-        data, tokenizer, source = self.data, self.tokenizer, self.source
-        tally = Tally(UnknownText(tokenizer.unk_token))
-        rows = [self.map_one(row, source) for row in processed(raw, source, tally.note_skipped)]
-        tally.rows = len(rows)
-        mine = [
-            (number, row)
-            for number, row in enumerate(rows)
-            if source.part is None or lies_in(source.part, row.asked)
-        ]
-        tally.elsewhere = len(rows) - len(mine)
-        kept = [(number, row) for number, row in mine if tally.broken.is_sound(row.pictures)]
-        for _, row in kept:
-            if source.columns.answer is not None and not row.answer.strip():
-                tally.dropped.note(UNANSWERED, row.place)
-        texts = render_prompts([row for _, row in kept], tokenizer, data, source.system)
-        prompts: list[Prompt] = []
-        tokens = tokenize_prompts(texts, tokenizer, data)
-        pieces = unknown_pieces(texts, tokens, tokenizer)
-        for (number, row), text, ids, lost in zip(kept, texts, tokens, pieces, strict=True):
-            tally.unknown.note(lost, row.place)
-            try:
-                whole, pictures = expanded(ids, row.pictures, self.placeholders, row.place)
-            except PictureError as error:
-                tally.broken.note(str(error))
-                continue
-            tally.lengths.append(len(whole))
-            if not whole:
-                raise DataError(f"{row.place}: the prompt has no tokens; give it a text")
-            if len(whole) <= data.max_prompt_tokens:
-                row_id = f"{self.name}:{number}"
-                prompts.append(
-                    Prompt(row_id, whole, text, row.answer, row.tag, row.extra, pictures)
-                )
-        return Made(prompts, tally)
-
-    def encode(self, row: Prompt) -> Encoded:
-        extra = dict(row.extra)
-        if row.pictures is not None or not is_json(extra):
-            raise UnstorableError("pictures, or columns that JSON does not hold")
-        more = json.dumps([row.text, row.answer, row.tag, extra])
-        return Encoded([row.tokens], [[]], more, row.tag)
-
-    def decode(self, row_id: str, encoded: Encoded) -> Prompt:
-        return Prompt(row_id, tuple(encoded.tokens[0]), *json.loads(encoded.more))
-
-
-IN_PROMPTS = {"chat_template", "chat_template_kwargs", "max_prompt_tokens"}
-"""Settings of the data on which tokenized prompts depend."""
-
-
-UNANSWERED = "an empty expected answer, kept nonetheless"
-
-
 def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:
     """Return the report on a source of prompts; those of more than `limit` tokens are left out."""
     remarks = []
@@ -312,6 +235,7 @@ def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:
         unknown=tally.unknown.rows,
         remarks=tuple(remarks),
         lengths=tally.lengths,
+        left_out=tally.left_out | ({f"more than {limit} tokens": too_long} if too_long else {}),
     )
 
 

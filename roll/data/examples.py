@@ -15,7 +15,7 @@ from roll.config.sections.data import (
     TextDataConfig,
     TextSource,
 )
-from roll.core.errors import DataError, PictureError
+from roll.core.errors import DataError, PictureError, RowError
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
 from roll.data.chat.end_mark import end_mark
 from roll.data.chat.templates import PromptTokenizer
@@ -42,9 +42,8 @@ from roll.data.own.template import users_template
 from roll.data.pictures.picture import identities
 from roll.data.pictures.placeholders import Placeholders
 from roll.data.preparation.parts import lies_in
-from roll.data.preparation.processors import processed
 from roll.data.store.load import RowStore, load_rows
-from roll.data.store.making import Encoded, Made, UnstorableError
+from roll.data.store.making import ROWS_AT_A_TIME, Encoded, Made, UnstorableError, mapped
 from roll.data.store.tally import Tally
 
 
@@ -108,9 +107,6 @@ def load_preferences(
 S = TypeVar("S", bound=FileConfig)
 Prepared = tuple[int, DialogueRow, list[list[Piece]]]
 """Number of a row, the row, and the pieces of each of its conversations."""
-ROWS_AT_A_TIME = 256
-"""Number of rows that are tokenized at a time: tokenizers tell much more of each token than its id,
-and all of it is in memory at once."""
 
 
 def texts_of(
@@ -208,23 +204,24 @@ class ExampleReader(Generic[S]):
             tally.unknown.rows,
             tuple(remarks),
             tally.lengths,
+            tally.left_out,
         )
         return Source(name, source.weight, loaded.items, loaded.digest), report
 
-    def make(self, name: str, source: S, raw: Iterable[RawRow]) -> Made[Example]:
-        """Tokenize rows of a source; DataError as in `load_texts`."""
+    def make(
+        self, name: str, source: S, raw: Iterable[RawRow], *, tokenizes: bool = True
+    ) -> Made[Example]:
+        """Make examples of rows of a source, as `Maker.make` does."""
         tally = Tally(UnknownText(self.tokenizer.unk_token))
-        rows = [self._map_one(row, source) for row in processed(raw, source, tally.note_skipped)]
-        tally.rows = len(rows)
-        prepared = self._with_pieces(rows, source, tally)
+        prepared = self._with_pieces(mapped(raw, source, self._map_one, tally), source, tally)
         examples: list[Example] = []
         while some := list(itertools.islice(prepared, ROWS_AT_A_TIME)):
-            examples += self._examples(name, some, tally)
+            if tokenizes and not tally.mistakes:
+                examples += self._examples(name, some, tally)
         return Made(examples, tally)
 
     def _examples(self, name: str, prepared: Sequence[Prepared], tally: Tally) -> Iterator[Example]:
-        """Yield those of prepared rows that fit as examples; note in `tally` what became of all.
-        DataError as in `load_texts`."""
+        """Yield those of prepared rows that fit as examples; note in `tally` what became of all."""
         texts = [conversation for _, _, made in prepared for conversation in made]
         tokens = tokenized(texts, self.tokenizer, self._eos_token)
         _note_unknown(texts, tokens, [row for _, row, _ in prepared], self.tokenizer, tally)
@@ -233,11 +230,14 @@ class ExampleReader(Generic[S]):
             own = tuple(next(sequences) for _ in row.conversations)
             try:
                 own = self._with_pictures(own, row)
+                tally.lengths.append(max(map(len, own)))
+                fitting = fitted(own, self.data, row.place, tally.dropped)
             except PictureError as error:
                 tally.broken.note(str(error))
                 continue
-            tally.lengths.append(max(map(len, own)))
-            fitting = fitted(own, self.data, row.place, tally.dropped)
+            except RowError as error:
+                tally.refused.note(row.place, error)
+                continue
             if fitting is not None:
                 yield Example(f"{name}:{number}", fitting, row.margin, row.label, row.tag)
 
@@ -260,7 +260,7 @@ class ExampleReader(Generic[S]):
         for sequence, conversation in zip(sequences, row.conversations, strict=True):
             if conversation.pictures:
                 if self._placeholders is None:
-                    raise DataError(f"{row.place}: has pictures, and nothing here takes any")
+                    raise RowError(f"{row.place}: has pictures, and nothing here takes any")
                 sequence = sequence.with_pictures(
                     conversation.pictures, self._placeholders, row.place
                 )
@@ -269,13 +269,13 @@ class ExampleReader(Generic[S]):
 
     def _with_pieces(
         self,
-        rows: Sequence[DialogueRow],
+        rows: Iterable[tuple[int, DialogueRow]],
         source: FileConfig,
         tally: Tally,
     ) -> Iterator[Prepared]:
         """Yield each row that can be learned. Note the others, and altered answers, in `tally`."""
         losses, broken = tally.dropped, tally.broken
-        for number, row in enumerate(rows):
+        for number, row in rows:
             if source.part is not None and not lies_in(source.part, row.conversations[0].messages):
                 tally.elsewhere += 1
                 continue
@@ -301,8 +301,11 @@ class ExampleReader(Generic[S]):
             except NothingToLearnError as nothing:
                 losses.note(str(nothing), row.place)
                 continue
+            except RowError as error:
+                tally.mistakes.note(row.place, error)
+                continue
             if any(piece.altered for conversation in made for piece in conversation):
-                losses.note(ALTERED, row.place)
+                losses.note(ALTERED, row.place, stays=True)
             yield number, row, made
 
 
@@ -326,8 +329,8 @@ class ExampleMaker(Generic[S]):
     def template(self) -> str | None:
         return users_template(self.reader.data)
 
-    def make(self, raw: Iterable[RawRow]) -> Made[Example]:
-        return self.reader.make(self.name, self.source, raw)
+    def make(self, raw: Iterable[RawRow], *, tokenizes: bool = True) -> Made[Example]:
+        return self.reader.make(self.name, self.source, raw, tokenizes=tokenizes)
 
     def encode(self, row: Example) -> Encoded:
         if any(sequence.pictures for sequence in row.sequences):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError
@@ -15,9 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from roll.config.errors import ConfigError, nearest
 from roll.config.evaluation import ChoicesConfig, QuestionData
 from roll.config.sections.data import SourceConfig
-from roll.core.errors import DataError
+from roll.core.errors import RowError
+from roll.data.chat.prompts import MapRow
 from roll.data.columns import PromptRow, RawRow, map_row
-from roll.data.datasets import MapRow
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUESTION = "data.template"
@@ -50,10 +49,10 @@ def mapper(data: QuestionData) -> MapRow:
                 values[QUESTION] = template.render(values).strip("\n")
             except TemplateError as error:
                 known = ", ".join(sorted(row.values))
-                raise DataError(f"{row.place}: data.template: {error} (columns: {known})") from None
+                raise RowError(f"{row.place}: data.template: {error} (columns: {known})") from None
             columns = source.columns.model_copy(update={"prompt": QUESTION})
             source = source.model_copy(update={"columns": columns})
-        return map_row(replace(row, values=values), source)
+        return map_row(RawRow(row.place, values), source)
 
     return map_one
 
@@ -73,11 +72,11 @@ def _ordered(choices: ChoicesConfig, row: RawRow) -> Mapping[str, Any]:
         value = row.values.get(column)
         if not isinstance(value, str) or not value.strip():
             hint = "" if column in row.values else nearest(column, row.values)
-            raise DataError(f"{row.place}: column {column!r} must be the text of an option{hint}")
+            raise RowError(f"{row.place}: column {column!r} must be the text of an option{hint}")
         texts.append(value.strip())
     order = sorted(texts)
     if len(set(order)) < len(order):
-        raise DataError(f"{row.place}: two options are equal; correct the row, or remove it")
+        raise RowError(f"{row.place}: two options are equal; correct the row, or remove it")
     seed = hashlib.blake2b("\0".join(order).encode(), digest_size=8).digest()
     random.Random(int.from_bytes(seed, "big")).shuffle(order)
     return {"choices": order, "choice": LETTERS[order.index(texts[0])]}

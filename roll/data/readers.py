@@ -14,7 +14,7 @@ from typing import Any
 
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig
-from roll.core.errors import DataError
+from roll.core.errors import DataError, RowError
 from roll.data.columns import RawRow
 
 BATCH_BYTES = 1 << 26
@@ -29,11 +29,8 @@ documents."""
 
 
 def read_jsonl(path: Path) -> Iterator[RawRow]:
-    """Yield one row per line, each a JSON object; blank lines are skipped.
-
-    Raises:
-        DataError: a line is not UTF-8 or not a JSON object.
-    """
+    """Yield one row per line, each a JSON object; blank lines are skipped. A line that is not UTF-8
+    or not a JSON object becomes a row that holds the error."""
     with path.open("rb") as file:
         yield from parsed_lines(path, file, first=1)
 
@@ -44,24 +41,22 @@ def parsed_lines(path: Path, lines: Iterable[bytes], first: int) -> Iterator[Raw
     Args:
         lines: consecutive lines of the file.
         first: number of the first of them; the file begins with line 1.
-
-    Raises:
-        DataError: a line is not UTF-8 or not a JSON object.
     """
     for number, raw in enumerate(lines, first):
         place = f"{path}:{number}"
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{place}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8"
-            ) from None
+            told = f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8"
+            yield RawRow(place, RowError(f"{place}: {told}"))
+            continue
         if line:
-            yield RawRow(place, _object(_parse(line, place), place))
+            yield RawRow(place, _object_of_line(line, place))
 
 
 def read_json(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a file that holds one JSON list of objects.
+    """Yield the rows of a file that holds one JSON list of objects. An item that is none becomes a
+    row that holds the error.
 
     Raises:
         DataError: the file is not UTF-8 or not such a list.
@@ -85,11 +80,11 @@ def read_json(path: Path) -> Iterator[RawRow]:
 
 
 def read_csv(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a file of comma-separated values with a header line; every value is text.
+    """Yield the rows of a file of comma-separated values with a header line; every value is text. A
+    row that has not as many values as the header holds the error.
 
     Raises:
-        DataError: the file is not UTF-8 or not valid CSV, or a row has not as many values as the
-            header.
+        DataError: the file is not UTF-8 or not valid CSV.
     """
     csv.field_size_limit(CSV_FIELD_LIMIT)
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -100,8 +95,10 @@ def read_csv(path: Path) -> Iterator[RawRow]:
                 place = f"{path}: row {row_number} (line {reader.line_num})"
                 width = len(reader.fieldnames or ())
                 if None in row or None in row.values():
-                    raise DataError(f"{place}: the header has {width} columns, this row has not")
-                yield RawRow(place, row)
+                    told = f"{place}: the header has {width} columns, this row has not"
+                    yield RawRow(place, RowError(told))
+                else:
+                    yield RawRow(place, row)
         except UnicodeDecodeError:
             raise DataError(f"{path}: not UTF-8 after row {row_number}; save it as UTF-8") from None
         except csv.Error as error:
@@ -251,24 +248,22 @@ def _has_pictures(feature: Any) -> bool:
     return isinstance(feature, datasets.Image)
 
 
-def _parse(line: str, place: str) -> Any:
-    """Parse one line of JSON; DataError, with place and column, if it is invalid or nested too
-    deeply."""
+def _object_of_line(line: str, place: str) -> dict[str, Any] | RowError:
+    """Return the JSON object of a line; an error, with place and column, if it is invalid, nested
+    too deeply or no object."""
     try:
-        return json.loads(line)
+        return _object(json.loads(line), place)
     except json.JSONDecodeError as error:
         around = line[max(0, error.pos - 20) : error.pos + 20]
-        raise DataError(
-            f"{place}: not valid JSON: {error.msg} at column {error.colno}: {around!r}"
-        ) from None
+        return RowError(f"{place}: not valid JSON: {error.msg} at column {error.colno}: {around!r}")
     except RecursionError:
-        raise DataError(f"{place}: JSON nested too deeply") from None
+        return RowError(f"{place}: JSON nested too deeply")
 
 
-def _object(value: Any, place: str) -> dict[str, Any]:
-    """Return `value` unchanged; DataError, which begins with `place`, if it is no JSON object."""
-    if not isinstance(value, dict):
-        raise DataError(
-            f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'
-        )
-    return value
+def _object(value: Any, place: str) -> dict[str, Any] | RowError:
+    """Return `value` unchanged; an error, which begins with `place`, if it is no JSON object."""
+    if isinstance(value, dict):
+        return value
+    return RowError(
+        f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'
+    )

@@ -1,7 +1,8 @@
 """Reading and checking of sources; an error names the file, the line and what to do.
 
-`read_source` reads all rows. `check_source` looks only at existence, first row and columns, and
-imports neither torch nor datasets, so that `roll check` answers at once.
+`read_source` reads all rows. `check_source` looks only at existence, first row and columns (more
+rows if the first has a mistake), and imports neither torch nor datasets, so that `roll check`
+answers at once.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from typing import TypeVar
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig, PreferenceSource, SourceConfig, TextSource
 from roll.config.sections.environment import TaskSource
-from roll.core.errors import DataError, NotMadeYetError
+from roll.core.errors import DataError, NotMadeYetError, RowError
 from roll.core.hub import has_hub_form, may_be_on_hub
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
+from roll.data.chat.unknown_text import UnknownText
 from roll.data.columns import PromptRow, RawRow, map_row, map_task, require_columns
-from roll.data.preparation.processors import processed
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
-from roll.data.store.tally import DroppedRows
+from roll.data.store.making import mapped
+from roll.data.store.tally import Tally
 
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=FileConfig)
 R = TypeVar("R")
 
+FIRST_ROWS = 10_000
+"""Number of rows that are read to tell mistakes, where the quick check finds one in the first."""
 ENDINGS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -67,10 +71,11 @@ def read_source(source: S, map_one: Callable[[RawRow, S], R]) -> list[R]:
         NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
         DataError: anything else is wrong with the file, a row or a column.
     """
-    dropped = DroppedRows()
-    rows = [map_one(row, source) for row in processed(raw_rows(source), source, dropped.note)]
-    if dropped.counts:
-        log.warning("source %s: rows left out: %s", source.path, dropped)
+    tally = Tally(UnknownText(None))
+    rows = [row for _, row in mapped(raw_rows(source), source, map_one, tally)]
+    tally.refuse_mistakes(source)
+    if tally.dropped.counts:
+        log.warning("source %s: rows left out: %s", source.path, tally.dropped)
     if not rows:
         raise DataError(f"{source.path}: no rows; a source needs at least one")
     return rows
@@ -101,9 +106,26 @@ def check_source(source: FileConfig) -> None:
     else:
         for row in itertools.islice(FILE_READERS[form](path), 1):
             if source.fn is None:
-                map_any(row, source)
+                _check_row(row, source)
+            elif isinstance(row.read, RowError):
+                raise row.read
             return
     raise DataError(f"{source.path}: no rows; a source needs at least one")
+
+
+def _check_row(row: RawRow, source: FileConfig) -> None:
+    """Check the first row of a source without a function. If it has a mistake, others have some,
+    too, so that the error tells of the first rows.
+
+    Raises:
+        DataError: see `read_source`.
+    """
+    try:
+        map_any(row, source)
+    except RowError:
+        few = min(source.limit or FIRST_ROWS, FIRST_ROWS)
+        read_source(source.model_copy(update={"limit": few}), map_any)
+        raise
 
 
 def resolve_format(source: FileConfig) -> str:

@@ -26,7 +26,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.user_code.import_path import searched_first
-from roll.core.errors import DataError, NotMadeYetError
+from roll.core.errors import DataError, NotMadeYetError, RowError
 from roll.core.hub import is_cached
 from roll.data.sources import raw_rows, resolve_format
 
@@ -184,12 +184,16 @@ def _first_rows(
     make: Make, name: str, source: FileConfig
 ) -> tuple[Source[Any], SourceReport, bool]:
     """Return the first rows of a source, and whether there are more; all rows if the first ones
-    would be refused: a run judges the whole file, which may be sorted."""
+    would be refused: a run judges the whole file, which may be sorted, and tells all mistakes."""
     if next(itertools.islice(raw_rows(source), LOOKED_AT, None), None) is None:
         return *make(name, source), False
     try:
         return *make(name, source.model_copy(update={"limit": LOOKED_AT})), True
-    except DataError:
+    except DataError as error:
+        from roll.commands.trials.overlap import is_large
+
+        if isinstance(error, RowError) and is_large(source):
+            raise  # it tells of the first rows; all would take minutes
         return *make(name, source), False
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from roll.config.sections.data import FileConfig, PreferenceSource, TaughtSource, TextSource
-from roll.core.errors import DataError
+from roll.core.errors import RowError
 from roll.core.types import Message
 from roll.data.columns import (
     RawRow,
@@ -100,7 +100,7 @@ def _with_texts(row: RawRow, source: FileConfig) -> RawRow:
     """Return a row with the texts that its source makes of columns; DataError if one is missing or
     holds neither text nor a number."""
     require_columns(row.values, source, row.place)
-    return replace(row, values=with_texts(row.values, source, row.place))
+    return RawRow(row.place, with_texts(row.values, source, row.place))
 
 
 def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
@@ -113,7 +113,7 @@ def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
         return source.tag
     tag = values[column]
     if not isinstance(tag, str) or not tag:
-        raise DataError(f"{place}: column {column!r} holds {show(tag)}; expected the name of a tag")
+        raise RowError(f"{place}: column {column!r} holds {show(tag)}; expected the name of a tag")
     return tag
 
 
@@ -132,7 +132,7 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
         response = _messages_of_column(row, columns.completion, source, role="assistant")
         label = values[columns.label]
         if label not in (True, False):  # 0 and 1 are equal to these
-            raise DataError(
+            raise RowError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
         single = Conversation(before, response).with_pictures(pictures, row.place)
@@ -168,7 +168,7 @@ def _messages_of_column(
         text = value if role == "assistant" else text_of(row.values, name, place)
         return (Message(role=role, content=text),)
     if not isinstance(value, str | Sequence):
-        raise DataError(
+        raise RowError(
             f"{place}: column {name!r} must be text or a list of messages, found {show(value)}"
         )
     return messages_of(value, f"{place}: column {name!r}", folder_of(source))
@@ -198,5 +198,5 @@ def _margin(values: Mapping[str, Any], name: str, place: str) -> float:
     """Return the margin of a row; DataError unless it is a finite number."""
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"{place}: column {name!r} must be a number, found {show(value)}")
+        raise RowError(f"{place}: column {name!r} must be a number, found {show(value)}")
     return float(value)

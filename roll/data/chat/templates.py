@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from roll.config.sections.data import RenderConfig
 from roll.config.user_code.calls import OwnCode
-from roll.core.errors import DataError, RollError
+from roll.core.errors import DataError, RollError, RowError
 from roll.core.types import Message
 from roll.data.columns import PromptRow
 from roll.data.own.template import ChatTemplate
@@ -116,36 +116,33 @@ class DatedTokenizer:
         return self.tokenizer.decode(token_ids, **kwargs)
 
 
-def render_prompts(
-    rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: RenderConfig, system: str | None
-) -> list[str]:
-    """Return the text of each prompt, ready to be tokenized.
+def render_prompt(
+    row: PromptRow, tokenizer: PromptTokenizer, data: RenderConfig, system: str | None
+) -> str:
+    """Return the text of a prompt, ready to be tokenized.
 
     Args:
-        system: system message of the source, put before each conversation; None if there is none.
+        system: system message of the source, put before the conversation; None if there is none.
 
     Raises:
-        DataError: the tokenizer has no chat template, the template fails on a row, or both a row
-            and its source have a system message; or `chat_template` is False, but the rows have
-            messages or the source has a system message.
+        RowError: the template fails on the row, or both the row and its source have a system
+            message; or `chat_template` is False, but the row has messages.
+        DataError: the tokenizer has no chat template; or `chat_template` is False, but the source
+            has a system message.
     """
     if not data.chat_template:
         if system is not None:
             raise DataError(
                 "`system` needs a chat template; remove it or set `data.chat_template: true`"
             )
-        return [_plain(row) for row in rows]
+        return _plain(row)
     if data.chat_template is True and not tokenizer.chat_template:
         raise DataError(
             "the tokenizer has no chat template; set `data.chat_template: false` to take the "
             "prompt text as it is, or use an instruction-tuned model"
         )
-    texts = []
-    for row in rows:
-        messages = row.messages or (Message(role="user", content=row.prompt or ""),)
-        messages = with_system(messages, system, row.place)
-        texts.append(apply_template(messages, tokenizer, data, row.place, asks=True))
-    return texts
+    messages = with_system(row.asked, system, row.place)
+    return apply_template(messages, tokenizer, data, row.place, asks=True)
 
 
 def tokenize_prompts(
@@ -178,7 +175,7 @@ def with_system(
     if system is None:
         return messages
     if messages[0].role == "system":
-        raise DataError(
+        raise RowError(
             f"{place}: begins with a system message, and its source sets `system`; keep one of the "
             "two"
         )
@@ -218,7 +215,7 @@ def apply_template(
             **template.chat_template_kwargs,
         )
     except TemplateError as error:
-        raise DataError(f"{place}: the chat template refuses this row: {error}") from None
+        raise RowError(f"{place}: the chat template refuses this row: {error}") from None
     assert isinstance(text, str)
     return text
 
@@ -237,7 +234,7 @@ def _rendered_by_user(
         text = code.call(own.render, f" for {place}", messages, asks=asks, tools=tools)
         code.require(isinstance(text, str), f"{text!r:.60} for {place}", "a text")
     except RollError as error:
-        raise DataError(str(error)) from error
+        raise RowError(str(error)) from error
     return text
 
 
@@ -273,12 +270,12 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 def _plain(row: PromptRow) -> str:
     """Return the prompt of a row as it is; DataError if the row holds messages instead."""
     if row.pictures:
-        raise DataError(
+        raise RowError(
             f"{row.place}: pictures need a chat template, which says how the model marks them; set "
             "`data.chat_template: true`"
         )
     if row.prompt is None:
-        raise DataError(
+        raise RowError(
             f"{row.place}: messages need a chat template; set `data.chat_template: true` or use a "
             "`prompt` column"
         )

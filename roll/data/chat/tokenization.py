@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.config.sections.data import TemplateConfig, TextDataConfig
-from roll.core.errors import DataError
+from roll.core.errors import DataError, RowError
 from roll.core.pictures import Pictures
 from roll.core.types import Message
 from roll.data.chat.beginnings import Beginning, with_beginnings
@@ -236,13 +236,13 @@ def _check_unchanged(
     a turn, and with the rendered text `through` the end of this turn."""
     advice = _ADVICE if isinstance(template, TextDataConfig) else _ADVICE_OF_PAIRS
     if not whole.startswith(prompt):
-        raise DataError(
+        raise RowError(
             f"{place}: the chat template does not render turn {turn} as it asks for it: the prompt "
             f"ends with {prompt[-40:]!r}, the conversation goes on with "
             f"{whole[common_start(whole, prompt) :][:40]!r}; {advice}"
         )
     if not whole.startswith(through):
-        raise DataError(
+        raise RowError(
             f"{place}: the chat template renders turn {turn} in another way when later turns "
             f"follow; {advice}"
         )
@@ -293,12 +293,12 @@ def _check_pictures(
         turns: numbers of the trained turns in `conversation.after`.
     """
     if any(conversation.after[i].parts for i in turns):
-        raise DataError(
+        raise RowError(
             f"{place}: a turn of the assistant holds a picture, which no model writes; give it to "
             "the user, or train other turns (data.train_on)"
         )
     if conversation.pictures and not template.chat_template:
-        raise DataError(
+        raise RowError(
             f"{place}: pictures need a chat template, which says how the model marks them; set "
             "`data.chat_template: true`"
         )
@@ -312,7 +312,7 @@ def _plain(conversation: Conversation, system: str | None, place: str) -> list[P
             "`system` needs a chat template; remove it or set `data.chat_template: true`"
         )
     if len(conversation.before) > 1 or len(conversation.after) > 1:
-        raise DataError(
+        raise RowError(
             f"{place}: a conversation needs a chat template; set `data.chat_template: true` or use "
             "columns of text"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.sections.data import RowsConfig
-from roll.core.errors import DataError
+from roll.core.errors import RowError
 from roll.data.chat.tokenization import TokenSequence
 from roll.data.store.tally import DroppedRows
 
@@ -22,7 +22,7 @@ def fitted(
         return sequences
     what = f"more than {limit} tokens"
     if data.too_long == "refuse":
-        raise DataError(
+        raise RowError(
             f"{place}: {longest} tokens are more than data.max_tokens = {limit}; raise it, or let "
             "data.too_long say what becomes of such rows: drop, cut_start or cut_end"
         )
@@ -43,5 +43,5 @@ def fitted(
     if len(cut) == 2 and cut[0].tokens == cut[1].tokens:
         losses.note("equal answers after the cut", place)
         return None
-    losses.note(f"{what}, which were cut,", place)
+    losses.note(f"{what}, which were cut,", place, stays=True)
     return tuple(cut)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from roll.core.errors import DataError, PictureError
+from roll.core.errors import PictureError, RowError
 from roll.data.pictures.decoding import png, upright_size
 from roll.data.pictures.picture import Picture
 from roll.data.spool import put_bytes
@@ -67,14 +67,14 @@ def picture_of(value: Any, name: str, folder: Path) -> Picture:
         return _spooled(png(value), name)
     if value is None:
         return Picture(name, "", "", wrong="there is nothing (null)")
-    raise DataError(f"{name} is of type {type(value).__name__}; a picture is {FORMS}")
+    raise RowError(f"{name} is of type {type(value).__name__}; a picture is {FORMS}")
 
 
 def _of_text(text: str, name: str, folder: Path) -> Picture:
     """Return a picture of a text: URL, base64 or path; DataError for a URL of a network."""
     scheme = text[:16].partition(":")[0].lower()
     if scheme in ("http", "https", "ftp", "s3", "gs", "hf"):
-        raise DataError(
+        raise RowError(
             f"{name} is a {scheme} URL ({text[:SHOWN]}); no picture is taken from a network during "
             "a run. Download the pictures before, and give their paths"
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.core.errors import DataError
+from roll.core.errors import RowError
 from roll.core.types import Message
 from roll.data.pictures.forms import picture_of
 from roll.data.pictures.picture import Picture
@@ -36,7 +36,7 @@ def parts_of(content: Sequence[Any], where: str, folder: Path) -> tuple[Any, ...
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
-            raise DataError(f"{where}[{number}] is a {type(part).__name__}; {_FORMS}")
+            raise RowError(f"{where}[{number}] is a {type(part).__name__}; {_FORMS}")
         # Parquet files give every part of a list all keys, null where the part has none.
         given = {key: value for key, value in part.items() if value is not None}
         found.append(_part(given, f"{where}[{number}]", folder))
@@ -61,12 +61,12 @@ def _part(part: Mapping[str, Any], where: str, folder: Path) -> Any:
             url = value.get("url") if isinstance(value, Mapping) else value
             return picture_of(url, where, folder)
         case "video":
-            raise DataError(
+            raise RowError(
                 f"{where} is a video, and videos are not read; give its frames, as many as the "
                 "model shall see, as parts with the type image"
             )
     shown = ", ".join(sorted(part))
-    raise DataError(f"{where} has the type {part.get('type')!r} and the keys {shown}; {_FORMS}")
+    raise RowError(f"{where} has the type {part.get('type')!r} and the keys {shown}; {_FORMS}")
 
 
 def text_of_parts(parts: Sequence[Any]) -> str:
@@ -92,7 +92,7 @@ def with_pictures(
     """
     if pictures is None:
         if any(part is _HERE for message in messages for part in message.parts):
-            raise DataError(
+            raise RowError(
                 f"{where}: a part of the type image holds no picture; put it under the key image, "
                 "or name the column with the pictures in columns.images"
             )
@@ -101,7 +101,7 @@ def with_pictures(
     if not marks and pictures:
         return _in_front(messages, pictures, where)
     if marks != len(pictures):
-        raise DataError(
+        raise RowError(
             f"{where}: {marks} places for pictures ({MARK}, or parts of the type image without a "
             f"picture), but {len(pictures)} pictures in the column"
         )
@@ -138,7 +138,7 @@ def _in_front(
     DataError if there is none."""
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
-        raise DataError(f"{where}: no message of the user, which the pictures could be part of")
+        raise RowError(f"{where}: no message of the user, which the pictures could be part of")
     asked = messages[first]
     parts = (*pictures, *(asked.parts or (asked.content,)))
     return (*messages[:first], replace(asked, parts=parts), *messages[first + 1 :])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roll.core.errors import DataError, PictureError
+from roll.core.errors import PictureError, RowError
 from roll.core.pictures import Pictures, PromptTokens
 from roll.data.pictures.picture import EncodedPictures, Picture
 
@@ -87,7 +87,7 @@ class Placeholders:
         wanted = self.processor.token_id
         found = [i for i, token in enumerate(tokens) if token == wanted]
         if len(found) != len(pictures):
-            raise DataError(
+            raise RowError(
                 f"{place}: the chat template writes {len(found)} placeholders (token {wanted}) for "
                 f"{len(pictures)} pictures. A text of the row must not hold the placeholder's own "
                 "text; or the template is not that of the model"
@@ -117,5 +117,5 @@ def expanded(
     if not pictures:
         return tokens, None
     if placeholders is None:
-        raise DataError(f"{place}: has pictures, and nothing here takes any")
+        raise RowError(f"{place}: has pictures, and nothing here takes any")
     return placeholders.expanded(tokens, pictures, place)

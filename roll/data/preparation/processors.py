@@ -9,7 +9,7 @@ from typing import Any
 
 from roll.config.sections.data import FileConfig
 from roll.config.user_code.import_path import load_object
-from roll.core.errors import ConfigError, DataError
+from roll.core.errors import ConfigError, RowError
 from roll.data.columns import RawRow, show
 
 NoteDropped = Callable[[str, str], None]
@@ -19,14 +19,15 @@ NoteDropped = Callable[[str, str], None]
 def processed(rows: Iterable[RawRow], source: FileConfig, note: NoteDropped) -> Iterator[RawRow]:
     """Yield what the function of the source makes of its rows, or the rows if it has none.
 
+    A row on which the function fails, or of which it makes something else than rows, holds the
+    error, which names the line of the user that failed.
+
     Args:
         rows: rows as they were read.
         note: called for each row that the function leaves out.
 
     Raises:
         ConfigError: there is no such function.
-        DataError: the function fails on a row, or returns something else; the message names the
-            row, and the line of the user that failed.
     """
     if source.fn is None:
         yield from rows
@@ -35,7 +36,11 @@ def processed(rows: Iterable[RawRow], source: FileConfig, note: NoteDropped) -> 
     if not callable(function):
         raise ConfigError(f"fn: {source.fn!r} is no function but {type(function).__name__}")
     for row in rows:
-        made = _result(function, source.fn, row)
+        try:
+            made = _result(function, source.fn, row)
+        except RowError as error:
+            yield RawRow(row.place, error)
+            continue
         if not made:
             note(f"no row from {source.fn}", row.place)
         for number, values in enumerate(made):
@@ -44,19 +49,21 @@ def processed(rows: Iterable[RawRow], source: FileConfig, note: NoteDropped) -> 
 
 
 def _result(function: Callable[..., Any], name: str, row: RawRow) -> list[Mapping[str, Any]]:
-    """Return the rows that a function makes of one; DataError as in `processed`."""
+    """Return the rows that a function makes of one; RowError if it fails, returns something else,
+    or if the row could not be read."""
+    values = dict(row.values)
     try:
-        made = function(dict(row.values))
+        made = function(values)
     except Exception as error:
-        raise DataError(
+        raise RowError(
             f"{row.place}: {name} raised {type(error).__name__}: {error}{_line(error, function)}"
         ) from error
     found = [] if made is None else made if isinstance(made, list | tuple) else [made]
-    for values in found:
-        if not isinstance(values, Mapping):
-            raise DataError(
+    for each in found:
+        if not isinstance(each, Mapping):
+            raise RowError(
                 f"{row.place}: {name} must return a row (a dict), None or a list of rows, found "
-                f"{show(values)}"
+                f"{show(each)}"
             )
     return list(found)
 

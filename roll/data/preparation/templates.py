@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.column_texts import TurnConfig, columns_in
 from roll.config.sections.data import FileConfig
-from roll.core.errors import DataError
+from roll.core.errors import RowError
 from roll.core.types import Message
 
 
@@ -36,7 +36,7 @@ def turns_of(
             continue
         found.append(Message(role=turn.role, content=filled(turn.content, values, place)))
     if not found:
-        raise DataError(f"{place}: all columns of `columns.messages` are empty; remove the row")
+        raise RowError(f"{place}: all columns of `columns.messages` are empty; remove the row")
     return tuple(found)
 
 
@@ -52,7 +52,7 @@ def filled(template: str, values: Mapping[str, Any], place: str) -> str:
         if name is None:
             continue
         if not isinstance(values[name], str | int | float):
-            raise DataError(
+            raise RowError(
                 f"{place}: column {name!r}, which {template!r} names, must be text or a number, "
                 f"found {values[name]!r:.60}"
             )

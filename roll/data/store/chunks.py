@@ -21,7 +21,7 @@ class Chunk(Protocol):
     """Consecutive rows of a source."""
 
     def raw(self) -> Iterator[RawRow]:
-        """Yield the rows; DataError if one is not valid."""
+        """Yield the rows; one that cannot be read holds the error."""
         ...
 
 

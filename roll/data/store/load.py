@@ -90,6 +90,7 @@ def load_rows(
             except UnstorableError as reason:
                 log.info("source %s stays in memory: it has %s", name, reason)
     made = maker.make(raw_rows(source))
+    made.tally.refuse_mistakes(source)
     if not made.tally.read:
         raise _no_rows(source)
     return Loaded(tuple(made.rows), made.tally, None)
@@ -168,6 +169,7 @@ def _write(name: str, source: FileConfig, maker: Maker[Any], processes: int, fol
             if time.monotonic() > told + TOLD_EVERY_S:
                 told = time.monotonic()
                 log.info("source %s: %d rows tokenized", name, tally.rows)
+    tally.refuse_mistakes(source)
     if not tally.read:
         raise _no_rows(source)
     digest.update(numbers.tobytes())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
+from roll.config.sections.data import FileConfig
+from roll.core.errors import RowError
 from roll.data.columns import RawRow
+from roll.data.preparation.processors import processed
 from roll.data.store.tally import Tally
 
 
@@ -25,6 +28,10 @@ class Tagged(Protocol):
         """Tag of the row."""
         ...
 
+
+ROWS_AT_A_TIME = 256
+"""Number of rows that are tokenized at a time: tokenizers tell much more of each token than its id,
+and all of it is in memory at once."""
 
 Row = TypeVar("Row", bound=Tagged)
 Row_co = TypeVar("Row_co", covariant=True)
@@ -58,11 +65,14 @@ class Maker(Protocol[Row]):
         """Import path of the chat template that the user brings; None for the tokenizer's."""
         ...
 
-    def make(self, raw: Iterable[RawRow]) -> Made[Row]:
-        """Tokenize rows.
+    def make(self, raw: Iterable[RawRow], *, tokenizes: bool = True) -> Made[Row]:
+        """Tokenize rows, and note rows with mistakes in the tally.
+
+        Args:
+            tokenizes: False if only mistakes are wanted, because a row has one already.
 
         Raises:
-            DataError: a row is no row of the source.
+            DataError: something is wrong that does not concern one row.
         """
         ...
 
@@ -86,6 +96,29 @@ class Encoded:
     more: str
     """Everything else but the id, as JSON."""
     tag: str
+
+
+Source = TypeVar("Source", bound=FileConfig)
+Mapped = TypeVar("Mapped")
+
+
+def mapped(
+    raw: Iterable[RawRow],
+    source: Source,
+    map_one: Callable[[RawRow, Source], Mapped],
+    tally: Tally,
+) -> Iterator[tuple[int, Mapped]]:
+    """Yield the rows of a source with their numbers, after its function, with their columns mapped;
+    count them in `tally`, and note there those with mistakes and those that the function leaves
+    out. ConfigError if there is no such function."""
+    for number, row in enumerate(processed(raw, source, tally.note_skipped)):
+        tally.rows += 1
+        try:
+            found = map_one(row, source)
+        except RowError as error:
+            tally.mistakes.note(row.place, error)
+            continue
+        yield number, found
 
 
 class UnstorableError(Exception):

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from roll.config.sections.data import FileConfig
 from roll.data.chat.unknown_text import SHOWN, UnknownText
 from roll.data.pictures.broken import BrokenPictures
+from roll.data.preparation.mistakes import Mistakes
 
 
 @dataclass
@@ -17,11 +19,31 @@ class DroppedRows:
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    staying: list[str] = field(default_factory=list)
+    """Reasons for which a row was cut or changed, or is only told, but not left out."""
 
-    def note(self, reason: str, place: str) -> None:
-        """Count a row for a reason, a noun phrase; keep the place of the first row."""
+    def note(self, reason: str, place: str, *, stays: bool = False) -> None:
+        """Count a row for a reason, a noun phrase; keep the place of the first row.
+
+        Args:
+            stays: True if the row is not left out for this reason.
+        """
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.first.setdefault(reason, place)
+        if stays and reason not in self.staying:
+            self.staying.append(reason)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Counts of the rows that were left out, by reason."""
+        return {why: n for why, n in self.counts.items() if why not in self.staying}
+
+    def add(self, later: DroppedRows) -> None:
+        """Add the counts of the rows that follow."""
+        for reason, count in later.counts.items():
+            self.counts[reason] = self.counts.get(reason, 0) + count
+            self.first.setdefault(reason, later.first[reason])
+        self.staying += [reason for reason in later.staying if reason not in self.staying]
 
     def __str__(self) -> str:
         told = [f"{n} with {why} (first: {self.first[why]})" for why, n in self.counts.items()]
@@ -34,7 +56,8 @@ class Tally:
 
     unknown: UnknownText
     rows: int = 0
-    """Number of rows that the function of the source returned; that were read, if it has none."""
+    """Number of rows that the function of the source returned; that were read, if it has none.
+    Those with mistakes are among them."""
     skipped: int = 0
     """Number of rows of which this function returned none."""
     elsewhere: int = 0
@@ -44,6 +67,11 @@ class Tally:
     its longer sequence."""
     dropped: DroppedRows = field(default_factory=DroppedRows)
     broken: BrokenPictures = field(default_factory=BrokenPictures)
+    mistakes: Mistakes = field(default_factory=Mistakes)
+    """Rows that are no rows of the source, or that the chat template refuses. Rows that are read
+    after them are not tokenized."""
+    refused: Mistakes = field(default_factory=Mistakes)
+    """Rows with tokens that are refused, such as too many."""
 
     @property
     def longest(self) -> int:
@@ -56,10 +84,23 @@ class Tally:
         one."""
         return self.rows + self.skipped - self.elsewhere
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Counts of the rows that were left out, by reason."""
+        broken = {"pictures that cannot be read": len(self.broken)} if self.broken else {}
+        return self.dropped.left_out | broken
+
     def note_skipped(self, reason: str, place: str) -> None:
         """Count a row that the function of the source has left out."""
         self.skipped += 1
         self.dropped.note(reason, place)
+
+    def refuse_mistakes(self, source: FileConfig) -> None:
+        """Raise RowError, which tells all mistakes, if rows of the source have any."""
+        read = self.rows + self.skipped
+        of = f"the first {read}" if read == source.limit else f"{read}"
+        self.mistakes.refuse(source.path, of)
+        self.refused.refuse(source.path, of)
 
     def add(self, later: Tally) -> None:
         """Add the counts of the part that follows; it has no broken pictures."""
@@ -68,9 +109,9 @@ class Tally:
         self.skipped += later.skipped
         self.elsewhere += later.elsewhere
         self.lengths.extend(later.lengths)
-        for reason, count in later.dropped.counts.items():
-            self.dropped.counts[reason] = self.dropped.counts.get(reason, 0) + count
-            self.dropped.first.setdefault(reason, later.dropped.first[reason])
+        self.mistakes.add(later.mistakes)
+        self.refused.add(later.refused)
+        self.dropped.add(later.dropped)
         self.unknown.rows += later.unknown.rows
         self.unknown.first = self.unknown.first or later.unknown.first
         for example in later.unknown.examples:
@@ -78,20 +119,19 @@ class Tally:
                 self.unknown.examples.append(example)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the lengths as plain JSON."""
+        """Return all but the lengths as plain JSON; there are no mistakes."""
         return {
             "rows": self.rows,
             "skipped": self.skipped,
             "elsewhere": self.elsewhere,
-            "dropped": self.dropped.counts,
-            "first": self.dropped.first,
+            "dropped": vars(self.dropped),
             "unknown": vars(self.unknown),
         }
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any], lengths: array[int]) -> Self:
         """Return the tally of which `to_json` told, with these lengths."""
-        dropped = DroppedRows(dict(told["dropped"]), dict(told["first"]))
+        dropped = DroppedRows(**told["dropped"])
         unknown = UnknownText(**told["unknown"])
         counts = (told["rows"], told["skipped"], told["elsewhere"])
         return cls(unknown, *counts, lengths, dropped)

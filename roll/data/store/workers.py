@@ -58,17 +58,17 @@ def schema() -> pa.Schema:
     )
 
 
-def encoded_part(chunk: Chunk, maker: Maker[Any]) -> Part:
-    """Tokenize the rows of a chunk.
+def encoded_part(chunk: Chunk, maker: Maker[Any], *, tokenizes: bool = True) -> Part:
+    """Tokenize the rows of a chunk; or only look for mistakes in them.
 
     Raises:
-        DataError: a row is no row of the source.
+        DataError: as in `Maker.make`.
         UnstorableError: a row cannot be kept in a file.
     """
     import numpy as np
     import pyarrow as pa
 
-    made = maker.make(chunk.raw())
+    made = maker.make(chunk.raw(), tokenizes=tokenizes)
     if made.tally.broken:
         raise UnstorableError("pictures")
     rows = [maker.encode(row) for row in made.rows]
@@ -98,7 +98,8 @@ def encoded_part(chunk: Chunk, maker: Maker[Any]) -> Part:
 
 
 def parts(chunks: Iterable[Chunk], maker: Maker[Any], processes: int) -> Iterator[Part]:
-    """Yield the tokenized rows of all chunks, in their order.
+    """Yield the tokenized rows of all chunks, in their order. Chunks after a mistake are only
+    searched for others.
 
     At most three chunks for each process are in memory at a time. The processes end with this
     generator, and with the process that runs it.
@@ -108,16 +109,21 @@ def parts(chunks: Iterable[Chunk], maker: Maker[Any], processes: int) -> Iterato
         WorkerError: a process has ended, such as for want of memory.
         WaitTimeoutError: a chunk took longer than `CHUNK_TIMEOUT_S`.
     """
+    tokenizes = True
     if processes == 1:
         for chunk in chunks:
-            yield encoded_part(chunk, maker)
+            part = encoded_part(chunk, maker, tokenizes=tokenizes)
+            tokenizes = tokenizes and not part.tally.mistakes
+            yield part
         return
     waiting: deque[Future[Part]] = deque()
     with _pool(maker, processes) as pool:
         for chunk in chunks:
-            waiting.append(pool.submit(_work, chunk))
+            waiting.append(pool.submit(_work, chunk, tokenizes))
             if len(waiting) >= 3 * processes:
-                yield _result(waiting.popleft())
+                part = _result(waiting.popleft())
+                tokenizes = tokenizes and not part.tally.mistakes
+                yield part
         while waiting:
             yield _result(waiting.popleft())
 
@@ -177,7 +183,7 @@ def _end_with(watched: Connection) -> None:
         os._exit(1)
 
 
-def _work(chunk: Chunk) -> Part:
-    """Tokenize a chunk in this process."""
+def _work(chunk: Chunk, tokenizes: bool) -> Part:
+    """Tokenize a chunk in this process, or look for mistakes in it."""
     assert _maker is not None
-    return encoded_part(chunk, _maker)
+    return encoded_part(chunk, _maker, tokenizes=tokenizes)

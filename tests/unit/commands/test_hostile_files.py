@@ -24,7 +24,7 @@ from roll.config import load_config
 from roll.config.sections.data import DataConfig, SourceConfig
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError, ConfigError, DataError, RollError
-from roll.data.chat.templates import render_prompts
+from roll.data.chat.templates import render_prompt
 from roll.data.columns import PromptRow, RawRow
 from roll.data.sources import check_source, map_any, read_source
 from roll.models.load import load_causal_lm, load_tokenizer
@@ -137,7 +137,7 @@ def test_a_chat_template_runs_in_a_sandbox(mark: Path) -> None:
         sources=(source,), prompts_per_step=1, samples_per_prompt=1, max_prompt_tokens=8
     )
     with pytest.raises(DataError, match="template"):
-        render_prompts([row], tokenizer, data, None)
+        render_prompt(row, tokenizer, data, None)
 
 
 def test_tags_and_resolvers_of_yaml_run_no_code(tmp_path: Path, mark: Path) -> None:
