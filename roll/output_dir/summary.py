@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -107,7 +107,12 @@ def _worst(values: Sequence[float]) -> float:
 
 
 def write_summary(
-    output_dir: Path, *, status: str, wall_s: float, error: str | None = None
+    output_dir: Path,
+    *,
+    status: str,
+    wall_s: float,
+    error: str | None = None,
+    rows: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Write `summary.json`, made from the records on disk, and return its content.
 
@@ -117,9 +122,12 @@ def write_summary(
         wall_s: time of all sessions of the run, in seconds; work that was lost in a kill is not
             counted.
         error: reason in one line, if the run ended early.
+        rows: what became of the rows of each source, as `RunData.rows_told` returns it.
     """
     records = read_records(output_dir / "metrics.jsonl")
     summary = summarize(records, status=status, wall_s=wall_s)
+    if rows:
+        summary["rows"] = [dict(source) for source in rows]
     summary["versions"] = versions()
     if error is not None:
         summary["error"] = error

@@ -37,6 +37,7 @@ from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
 from roll.output_dir.whole_file import replace_file
 from roll.pipeline.profiling import StepProfiler
+from roll.runtime.run_data import RunData
 from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -195,7 +196,9 @@ class Pipeline(ABC, Generic[C]):
         except Exception as error:
             self._note_end("failed", error)
             raise
-        return write_summary(self.output_dir, status="finished", wall_s=self._wall_s())
+        return write_summary(
+            self.output_dir, status="finished", wall_s=self._wall_s(), rows=self._rows_told()
+        )
 
     def _where_it_goes_on(self) -> str:
         """Return a sentence about what the command that has started this run does next time."""
@@ -323,6 +326,11 @@ class Pipeline(ABC, Generic[C]):
         """Return the time spent on this run over all sessions up to now, in seconds."""
         return self._earlier_s + time.perf_counter() - self._begun
 
+    def _rows_told(self) -> list[dict[str, Any]]:
+        """Return what became of the rows of each source; nothing for a pipeline of the user's with
+        data of its own."""
+        return self.data.rows_told() if isinstance(self.data, RunData) else []
+
     def _note_end(self, status: str, error: BaseException) -> None:
         """Write to summary.json how the run ended, if the disk allows it. If the session failed
         before training could begin, a summary of an earlier session stays as it is."""
@@ -331,6 +339,12 @@ class Pipeline(ABC, Generic[C]):
         first_line = (str(error).splitlines() or [""])[0]
         line = f"{type(error).__name__}: {first_line}"
         try:
-            write_summary(self.output_dir, status=status, wall_s=self._wall_s(), error=line)
+            write_summary(
+                self.output_dir,
+                status=status,
+                wall_s=self._wall_s(),
+                error=line,
+                rows=self._rows_told(),
+            )
         except OSError as unwritable:
             logger.warning("summary.json could not be written: %s", unwritable)

@@ -34,6 +34,7 @@ def facts_section(runs: Sequence[Run]) -> Markup:
 
 def _of_run(run: Run, *, open_: bool) -> Markup:
     rows: list[tuple[str, str]] = [("folder", str(run.folder))]
+    rows += _rows_of_data(run)
     rows += [(f"version of {name}", str(said)) for name, said in _versions(run)]
     try:
         config = load_config(run.folder / "config.yaml", import_code=False).config
@@ -50,6 +51,22 @@ def _of_run(run: Run, *, open_: bool) -> Markup:
     )
     unfolded = {"open": ""} if open_ else {}
     return element("details", element("summary", f"Settings of {run.name}"), table, **unfolded)
+
+
+def _rows_of_data(run: Run) -> list[tuple[str, str]]:
+    """Return what became of the rows of each source, which the run wrote into its summary."""
+    found = run.summary.get("rows")
+    told = []
+    for source in found if isinstance(found, list) else []:
+        try:
+            what = "validation rows" if source["validation"] else "training rows"
+            left_out = [f"{count} with {reason}" for reason, count in source["left_out"].items()]
+            said = f"{source['kept']} of {source['read']}"
+            said += f"; left out: {', '.join(left_out)}" if left_out else ""
+            told.append((f"{what} of {source['name']}", said))
+        except (KeyError, TypeError, AttributeError):
+            continue  # not written by this version
+    return told
 
 
 def _versions(run: Run) -> list[tuple[str, object]]:

@@ -54,6 +54,20 @@ class RunData(Generic[Row]):
     replay: ReplayFolder | None = None
     """Kept samples that the run trains on; then it has no rows."""
 
+    def rows_told(self) -> list[dict[str, Any]]:
+        """Return what became of the rows of each source and validation set, as plain JSON."""
+        return [
+            {
+                "name": report.name,
+                "validation": dataset is self.held_out,
+                "read": report.rows,
+                "kept": report.kept,
+                "left_out": dict(report.left_out),
+            }
+            for dataset in (self.train, self.held_out)
+            for report in dataset.report
+        ]
+
 
 def load_data(config: RlvrBase) -> RunData[Prompt]:
     """Read and tokenize all prompts for training and validation, and check their tags.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from roll.core.errors import DataError
-from roll.data.datasets import Dataset, Item, Source, fingerprint
+from roll.data.datasets import Dataset, Item, Source, SourceReport, fingerprint
 from roll.data.store.making import tokens_hash
 from roll.data.store.rows import StoredRows
 
@@ -63,7 +63,19 @@ def without_overlap(
     if rule == "warn":
         return train
     kept = without(train, found)
-    return replace(train, sources=kept, fingerprint=fingerprint(kept, identity))
+    reports = tuple(
+        _without_rows(report, len(source.items))
+        for report, source in zip(train.report, kept, strict=True)
+    )
+    return Dataset(kept, reports, fingerprint(kept, identity))
+
+
+def _without_rows(report: SourceReport, kept: int) -> SourceReport:
+    """Return the report on a source of which `kept` rows are left."""
+    if kept == report.kept:
+        return report
+    overlapping = {"the tokens of a row of a validation set": report.kept - kept}
+    return replace(report, kept=kept, left_out={**report.left_out, **overlapping})
 
 
 def judged(found: Sequence[Overlap], rule: Rule) -> str:
