@@ -46,11 +46,11 @@ def repack_heads(model: nn.Module) -> None:
 
     On CPUs a head's kernel reads a packed copy of the weight. vLLM's reload makes this copy anew
     when it loads a head. But it loads nothing for a head that is tied to an embedding or was
-    written to directly.
+    written to directly. A model without a head (Gemma 2) computes logits with its embedding.
     """
-    for head in {
-        id(module): module for _, module in _vocabulary_layers(model, heads=True)
-    }.values():
+    heads = [module for _, module in _vocabulary_layers(model, heads=True)]
+    heads = heads or [module for _, module in _vocabulary_layers(model, heads=False)]
+    for head in dict.fromkeys(heads):
         head.quant_method.process_weights_after_loading(head)
 
 
