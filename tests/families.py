@@ -118,4 +118,5 @@ def save(folder: Path, name: str) -> Path:
 
 def config_of(folder: Path, name: str) -> ModelConfig:
     """Of what `save` wrote, with a kernel that transformers has for the family."""
-    return ModelConfig(path=str(folder), attention="eager" if name == "gpt_oss" else "sdpa")
+    eager = name in ("gemma2", "gpt_oss")
+    return ModelConfig(path=str(folder), attention="eager" if eager else "sdpa")

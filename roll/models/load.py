@@ -245,8 +245,15 @@ def _load(
     With `deferred` all other parameters stay in the files, if `deferred_tensors` finds them.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        ConfigError: the model cannot be loaded, or its attention is more than `sdpa` computes.
     """
+    if model.attention == "sdpa" and getattr(
+        config.get_text_config(), "attn_logit_softcapping", None
+    ):
+        raise ConfigError(
+            f"model.attention: sdpa leaves out the bound of a {config.model_type}'s attention "
+            "(attn_logit_softcapping); set it to eager or flash_attention_2"
+        )
     try:
         tensors = deferred_tensors(model, config) if deferred else None
         with _LOADING:

@@ -111,3 +111,19 @@ def test_a_bound_of_logits_is_a_part_of_the_head(cap: float | None) -> None:
 def test_bent_logits_are_refused_instead_of_ignored(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         split_head(gemma(**values))
+
+
+def test_a_bound_of_attention_is_refused_where_the_kernel_would_leave_it_out(
+    tmp_path: Path,
+) -> None:
+    tokens, logits = torch.tensor([[5, 6, 7]]), {}
+    model = gemma(attn_logit_softcapping=0.01, initializer_range=1.0)
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        logits[attention] = model(tokens).logits
+    assert (logits["eager"] - logits["sdpa"]).abs().max() > 1e-3
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping\); set it to eager"):
+        load_causal_lm(ModelConfig(path=str(tmp_path)))
+    loaded = load_causal_lm(ModelConfig(path=str(tmp_path), attention="eager"))
+    torch.testing.assert_close(loaded(tokens).logits, logits["eager"])
