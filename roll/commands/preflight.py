@@ -40,7 +40,7 @@ from roll.rewards.service.client import find_key
 from roll.strategy.available import check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
-from roll.strategy.vllm.cpu_limits import check_model_type, check_prefix_caching
+from roll.strategy.vllm.cpu_limits import check_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,5 +245,5 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
     if not isinstance(model, dict):
         raise ConfigError(f"{file}: expected a JSON object, found {type(model).__name__}")
-    check_model_type(model)
-    check_prefix_caching(config.actor_infer.strategy, model)
+    dtype = config.actor_infer.dtype or config.train_model.dtype
+    check_model(config.actor_infer.strategy, model, dtype)

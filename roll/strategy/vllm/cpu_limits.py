@@ -8,31 +8,25 @@ from typing import Any
 from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError
 
-
-def check_prefix_caching(config: VllmConfig, model: Mapping[str, Any]) -> None:
-    """Raise ConfigError if vLLM would have to share states of linear attention between prompts.
-
-    vLLM keeps such states where chunks of a prompt end, and asserts that prompts are cut into
-    chunks. On CPUs they are not (see `compat.cpu_arguments`).
-
-    Args:
-        model: values of the model's config.json.
-    """
-    layers = model.get("text_config", model).get("layer_types") or ()
-    if config.prefix_caching and "linear_attention" in layers:
-        raise ConfigError(
-            f"actor_infer.strategy.prefix_caching: {layers.count('linear_attention')} of the "
-            f"model's {len(layers)} layers have linear attention, whose states vLLM does not "
-            "share between prompts without a GPU; set it to false"
-        )
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads for which vLLM 0.32 has a kernel. Latent attention has another."""
 
 
-def check_model_type(model: Mapping[str, Any]) -> None:
-    """Raise ConfigError if vLLM does not compute models of this type as transformers does.
+def check_model(config: VllmConfig, model: Mapping[str, Any], dtype: str) -> None:
+    """Raise ConfigError if vLLM does not serve the model without a GPU, or not with these settings.
 
     Args:
         model: values of the model's config.json.
+        dtype: dtype of weights and activations, `float32` or `bfloat16`.
     """
+    _check_type(model)
+    text = model.get("text_config", model)
+    _check_linear_attention(config, text, dtype)
+    _check_heads(text)
+
+
+def _check_type(model: Mapping[str, Any]) -> None:
+    """Raise ConfigError if vLLM does not compute models of this type as transformers does."""
     kind = str(model.get("model_type"))
     if kind in UNSERVED:
         raise ConfigError(
@@ -41,10 +35,51 @@ def check_model_type(model: Mapping[str, Any]) -> None:
         )
 
 
+def _check_linear_attention(config: VllmConfig, text: Mapping[str, Any], dtype: str) -> None:
+    """Raise ConfigError if layers of linear attention would not compute in this dtype, or would
+    have to share states between prompts.
+
+    vLLM keeps such states where chunks of a prompt end, and asserts that prompts are cut into
+    chunks. On CPUs they are not (see `compat.cpu_arguments`).
+    """
+    layers = text.get("layer_types") or ()
+    linear = layers.count("linear_attention")
+    if not linear:
+        return
+    have = f"{linear} of the model's {len(layers)} layers have linear attention"
+    if config.prefix_caching:
+        raise ConfigError(
+            f"actor_infer.strategy.prefix_caching: {have}, whose states vLLM does not "
+            "share between prompts without a GPU; set it to false"
+        )
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"actor_infer.dtype: {have}, which vLLM computes in bfloat16 only without a GPU, "
+            f"and it is {dtype}; set it to bfloat16, or actor_infer.strategy.kind to hf"
+        )
+
+
+def _check_heads(text: Mapping[str, Any]) -> None:
+    """Raise ConfigError if vLLM has no kernel for the size of the model's attention heads."""
+    if text.get("kv_lora_rank"):
+        return
+    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    size = text.get("head_dim") or (width // heads if width and heads else None)
+    for name, found in (("head_dim", size), ("global_head_dim", text.get("global_head_dim"))):
+        if found is not None and found not in HEAD_SIZES:
+            sizes = ", ".join(map(str, HEAD_SIZES))
+            raise ConfigError(
+                f"actor_infer.strategy.kind: the model's {name} is {found}, and vllm has kernels "
+                f"for {sizes} without a GPU; say hf"
+            )
+
+
 UNSERVED: Mapping[str, str] = {
     "glm4_moe_lite": "its log-probs (latent attention for CPUs) differ by up to 0.24 from those of "
     "transformers, before the first update as well",
     "glm_moe_dsa": "vLLM has no sparse attention for CPUs",
+    "gpt_oss": "after a push of weights its log-probs differ by up to 2.1 from those of "
+    "transformers, and it is not known why",
     "minimax_m2": "its engine ends at the first push of weights, and it is not known why",
 }
 """Reason why a model type is refused; found with vLLM 0.32."""

@@ -40,7 +40,7 @@ from roll.strategy.vllm.compat import (
     shut_down,
 )
 from roll.strategy.vllm.config_keys import missing_keys
-from roll.strategy.vllm.cpu_limits import check_model_type, check_prefix_caching
+from roll.strategy.vllm.cpu_limits import check_model
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pictures import engine_prompt
 from roll.strategy.vllm.pushes import Pushes
@@ -104,9 +104,7 @@ class VllmEngine:
                 "actor_infer.strategy.pp to 1 and use tp"
             )
         if self._spec.platform == "cpu":
-            model = load_config(self._model).to_dict()
-            check_model_type(model)
-            check_prefix_caching(self._config, model)
+            check_model(self._config, load_config(self._model).to_dict(), self._dtype)
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:

@@ -31,6 +31,7 @@ from roll.rewards.built_in import REWARDS
 from roll.rewards.packages import PACKAGES, RewardPackage
 from roll.sandbox import LEVELS, NoLevelError, Sandbox
 from roll.strategy.available import REQUIREMENTS, Requirement
+from roll.strategy.vllm.cpu_limits import UNSERVED
 from tests.runs import write_task
 
 PLAIN = """\
@@ -255,7 +256,7 @@ def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_states_of_linear_attention_are_not_shared_without_a_gpu(
+def test_linear_attention_without_a_gpu_needs_bfloat16_and_states_that_are_not_shared(
     tmp_path: Path, nested: bool
 ) -> None:
     task, model = write_task(tmp_path / "task"), tmp_path / "model"
@@ -270,16 +271,46 @@ def test_states_of_linear_attention_are_not_shared_without_a_gpu(
     (problem,) = problems()
     assert "2 of the model's 3 layers have linear attention" in problem
     assert "set it to false" in problem
-    assert problems("actor_infer.strategy.prefix_caching=false") == []
+    apart = "actor_infer.strategy.prefix_caching=false"
+    (problem,) = problems(apart)
+    assert "in bfloat16 only without a GPU, and it is float32" in problem
+    for dtype in ("model.dtype", "actor_infer.dtype"):
+        assert problems(apart, f"{dtype}=bfloat16") == []
     assert problems(RAY_ADDRESS="head:6379") == []
 
 
-def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", UNSERVED)
+def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(
+    tmp_path: Path, model_type: str
+) -> None:
     task, model = write_task(tmp_path / "task"), tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "glm_moe_dsa"}))
+    (model / "config.json").write_text(json.dumps({"model_type": model_type}))
     for kind, expected in (("vllm", 1), ("hf", 0)):
         given = [f"model.path={model}", f"actor_infer.strategy.kind={kind}"]
         found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
         assert len(found) == expected
-        assert all("no sparse attention for CPUs; say hf" in problem for problem in found)
+        assert all(f"{UNSERVED[model_type]}; say hf" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ({"head_dim": 16}, "the model's head_dim is 16, and vllm has kernels for 32, 64"),
+        ({"hidden_size": 64, "num_attention_heads": 4}, "head_dim is 16"),
+        ({"text_config": {"head_dim": 32, "global_head_dim": 24}}, "global_head_dim is 24"),
+        ({"head_dim": 64, "kv_lora_rank": None, "hidden_size": 64}, None),
+        ({"hidden_size": 96, "num_attention_heads": 2, "head_dim": 32}, None),
+        ({"head_dim": 576, "kv_lora_rank": 512}, None),
+    ],
+)
+def test_heads_of_sizes_that_vllm_does_not_compute_without_a_gpu_are_refused(
+    tmp_path: Path, model: dict[str, object], problem: str | None
+) -> None:
+    task, folder = write_task(tmp_path / "task"), tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model))
+    given = [f"model.path={folder}", "actor_infer.strategy.kind=vllm"]
+    found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
+    assert len(found) == (problem is not None)
+    assert all(str(problem) in one for one in found)
