@@ -91,9 +91,12 @@ def _fit_warmup(job: Job, role: str) -> None:
         update = job.draft.get(f"{role}.samples_per_update", samples)
         waits = job.draft.get("critic.warmup_steps", 0) if role == "actor_train" else 0
         steps = max(steps - waits, 0) * (samples // update) * job.draft.get(f"{role}.epochs", 1)
-    if optimizer.get("warmup_steps", 0) >= max(steps, 1):
+    share = optimizer.get("warmup_ratio", 0.0)
+    warmup = math.ceil(share * steps) if share else optimizer.get("warmup_steps", 0)
+    if warmup >= max(steps, 1):
         job.draft.put(f"{role}.optimizer.schedule", "constant", "the warm-up leaves no other step")
+        job.draft.drop(f"{role}.optimizer.min_lr_ratio")
         job.ask(
-            f"{role}.optimizer.schedule is constant: the warm-up of {optimizer['warmup_steps']} "
+            f"{role}.optimizer.schedule is constant: the warm-up of {warmup} "
             f"steps leaves none of the run's {steps} optimizer steps to decay"
         )

@@ -24,7 +24,7 @@ REASONS = {
     "policy.megatron_cfg": "off, or a setting that megatron does not have",
     "policy.generation": "a setting that the engine does not have",
     "policy.optimizer": "the optimizer is AdamW",
-    "policy.scheduler": "schedules: constant, linear, cosine, with a warm-up",
+    "policy.scheduler": "schedules: constant, linear, cosine, inverse_sqrt, wsd, with a warm-up",
     "policy.reward_model_cfg": "the head of a model follows from the pipeline",
     "env": "environments of NeMo RL: rewards here, or pipeline: agentic (docs/agents.md)",
     "data": "a setting that sources do not have",

@@ -60,7 +60,7 @@ REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     CriticRole: {"warmup_steps": 0},
     RolloutConfig: {"replay": None},
     MegatronConfig: {"layers": None, "sequence_parallel": None},
-    OptimizerConfig: {"warmup_steps": 0},
+    OptimizerConfig: {"warmup_steps": 0, "warmup_ratio": 0.0},
     OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
 }
 """Class of a section -> settings that depend on sizes which are small here."""

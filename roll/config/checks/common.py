@@ -17,7 +17,7 @@ from roll.config.sections.strategy import (
     HfScoreConfig,
     MegatronConfig,
 )
-from roll.config.sections.training import LearnerRole, ScoreRole
+from roll.config.sections.training import LearnerRole, OptimizerConfig, ScoreRole
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -185,15 +185,44 @@ def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:
-    """Yield warm-ups that leave none of a run's optimizer steps for the decay."""
+    """Yield settings of a schedule that contradict each other, that have no effect, or for which
+    the run has too few optimizer steps."""
     for name, role in config.trained.items():
-        optimizer, total = role.optimizer, max(config.total_updates(name), 1)
-        if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
-            yield (
-                f"{name}.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up leave "
-                f"none of the run's {total} optimizer steps for the {optimizer.schedule} decay; "
-                f"use at most {total - 1}, or schedule=constant"
-            )
+        key, total = f"{name}.optimizer", max(config.total_updates(name), 1)
+        yield from _idle_keys(role.optimizer, key)
+        yield from _too_few_steps(role.optimizer, key, total)
+
+
+def _idle_keys(optimizer: OptimizerConfig, key: str) -> Iterator[str]:
+    """Yield what is said twice, or does nothing with this schedule."""
+    schedule = optimizer.schedule
+    if optimizer.warmup_ratio and optimizer.warmup_steps:
+        yield (
+            f"{key}.warmup_ratio: the warm-up has a number of steps already "
+            f"({key}.warmup_steps: {optimizer.warmup_steps}); drop one of the two"
+        )
+    if optimizer.changed("decay_ratio") and schedule != "wsd":
+        yield f"{key}.decay_ratio: concerns schedule=wsd, and this is {schedule}; drop it"
+    if optimizer.changed("min_lr_ratio") and schedule == "constant":
+        yield f"{key}.min_lr_ratio: schedule=constant does not decay; drop it, or name a schedule"
+
+
+def _too_few_steps(optimizer: OptimizerConfig, key: str, total: int) -> Iterator[str]:
+    """Yield a warm-up that leaves none of the run's `total` optimizer steps for the decay, or a
+    decay that begins before the warm-up ends."""
+    warmup, schedule = optimizer.warmup(total), optimizer.schedule
+    name = "warmup_ratio" if optimizer.warmup_ratio else "warmup_steps"
+    if schedule != "constant" and warmup >= total:
+        yield (
+            f"{key}.{name}: {warmup} steps of warm-up leave none of the run's {total} optimizer "
+            f"steps for the {schedule} decay; use at most {total - 1}, or schedule=constant"
+        )
+    elif schedule == "wsd" and warmup + optimizer.decay(total) > total - 1:
+        yield (
+            f"{key}.decay_ratio: {optimizer.decay(total)} steps of decay after {warmup} of warm-up "
+            f"do not fit into the run's {total} optimizer steps, of which one is at the peak; "
+            "lower one of the two"
+        )
 
 
 def _checkpoint(config: RunConfig) -> Iterator[str]:

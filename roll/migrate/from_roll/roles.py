@@ -31,6 +31,7 @@ SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
+    "inverse_sqrt": "inverse_sqrt",
 }
 MEGATRON_LAYERS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -219,17 +220,9 @@ def put_optimizer(job: Job, role: str, target: str, rl: bool = True) -> None:
     else:
         job.put(f"{out}.schedule", "linear")
     warmup = job.count(f"{args}.warmup_steps", f"{out}.warmup_steps", low=0)
-    ratio = job.keys.number(f"{args}.warmup_ratio")
-    if ratio and not warmup:
-        steps = job.draft.get("max_steps")
-        if steps is None:
-            job.why(f"{args}.warmup_ratio", "a warm-up is a number of optimizer steps here")
-            job.ask(f"{out}.warmup_steps: write {ratio:g} of the run's optimizer steps")
-        else:
-            note = f"{ratio:g} of {steps} steps, of one optimizer step each"
-            warmup = math.ceil(ratio * steps)
-            job.put(f"{out}.warmup_steps", warmup, f"{args}.warmup_ratio", note=note)
-    elif ratio is not None:
+    if not warmup and job.keys.number(f"{args}.warmup_ratio"):
+        job.move(f"{args}.warmup_ratio", f"{out}.warmup_ratio", "number", _share)
+    else:
         job.why(f"{args}.warmup_ratio", "0, or warmup_steps says it already")
     if rl:
         job.why(f"{args}.num_train_epochs", "the run is as long as `max_steps`")
@@ -325,3 +318,7 @@ def _positive(value: float) -> float | None:
 
 def _not_negative(value: float) -> float | None:
     return float(value) if value >= 0 else None
+
+
+def _share(value: float) -> float | None:
+    return float(value) if 0 <= value < 1 else None

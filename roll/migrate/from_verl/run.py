@@ -217,13 +217,14 @@ def _put_trainer(job: Job, target: str, at: str, pool: str, devices: int) -> Non
     for key in (f"{at}.optim.lr_scheduler_type", f"{at}.optim.warmup_style"):
         if job.keys.has(key):
             job.choose(key, f"{out}.schedule", kinds)
-    job.move(f"{at}.optim.min_lr_ratio", f"{out}.min_lr_ratio", "number", float)
+    if job.draft.get(f"{out}.schedule") == "cosine":
+        job.move(f"{at}.optim.min_lr_ratio", f"{out}.min_lr_ratio", "number", float)
+    job.why(f"{at}.optim.min_lr_ratio", "nothing decays")
     steps, ratio = f"{at}.optim.lr_warmup_steps", f"{at}.optim.lr_warmup_steps_ratio"
     if (job.keys.whole(steps) or -1) >= 0:
         job.count(steps, f"{out}.warmup_steps", low=0)
     elif job.keys.number(ratio):
-        total = job.draft.get("max_steps")
-        job.put(f"{out}.warmup_steps", int((job.keys.number(ratio) or 0) * total), ratio)
+        job.move(ratio, f"{out}.warmup_ratio", "number", lambda v: float(v) if v < 1 else None)
     for key in (steps, ratio, f"{at}.optim.total_training_steps"):
         job.why(key, "there is no warm-up, or another key says it")
     group = job.draft.get("data.samples_per_prompt")

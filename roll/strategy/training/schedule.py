@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 from roll.config.sections.training import OptimizerConfig
 
@@ -10,23 +11,39 @@ from roll.config.sections.training import OptimizerConfig
 def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0.
 
-    In the warm-up the rate grows linearly, from above zero, and reaches the peak at step
-    `warmup_steps`. A decay reaches `min_lr_ratio * lr` at the last step, `total_steps - 1`, and the
-    rate stays there.
+    In the warm-up the rate grows linearly, from above zero, and reaches the peak at the first step
+    after it. A decay that has an end reaches `min_lr_ratio * lr` at the last step,
+    `total_steps - 1`, and the rate stays there.
 
     Raises:
-        ValueError: the warm-up is over, the schedule decays and `total_steps` is None.
+        ValueError: `total_steps` is None, and the schedule has an end or the warm-up is a share of
+            it.
     """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / (config.warmup_steps + 1)
-    if config.schedule == "constant":
+    warmup, schedule = config.warmup(total_steps), config.schedule
+    if step < warmup:
+        return config.lr * (step + 1) / (warmup + 1)
+    if schedule == "constant":
         return config.lr
+    if schedule == "inverse_sqrt":
+        return config.lr * max(math.sqrt((warmup + 1) / (step + 1)), config.min_lr_ratio)
     if total_steps is None:
-        raise ValueError(f"schedule {config.schedule!r} needs the total number of optimizer steps")
-    span = max(total_steps - 1 - config.warmup_steps, 1)
-    done = min((step - config.warmup_steps) / span, 1.0)
-    left = 1.0 - done if config.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+        raise ValueError(f"schedule {schedule!r} needs the total number of optimizer steps")
+    last = total_steps - 1
+    match schedule:
+        case "linear":
+            left = 1.0 - _done(step, warmup, last)
+        case "cosine":
+            left = (1.0 + math.cos(math.pi * _done(step, warmup, last))) / 2
+        case "wsd":
+            left = 1.0 - _done(step, max(last - config.decay(total_steps), warmup), last)
+        case _:
+            assert_never(schedule)
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
+
+
+def _done(step: int, begin: int, last: int) -> float:
+    """Return how much of a decay is over: 0 up to step `begin`, 1 from step `last` on."""
+    return min(max(step - begin, 0) / max(last - begin, 1), 1.0)
 
 
 class Schedule:
@@ -39,13 +56,13 @@ class Schedule:
         """Check that the schedule has all it needs.
 
         Raises:
-            ValueError: the schedule decays and `total_steps` is None.
+            ValueError: `total_steps` is None, and the schedule or its warm-up needs it.
         """
         self._config = config
         self._total_steps = total_steps
         self.updates = 0
         """Number of updates so far, skipped ones included."""
-        lr_at(config.warmup_steps, config, total_steps)  # raises if `total_steps` is missing
+        lr_at(config.warmup(total_steps), config, total_steps)  # raises if `total_steps` is missing
 
     def advance(self) -> float:
         """Count one update and return its learning rate."""

@@ -118,6 +118,26 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["warmup_steps: 10 steps of warm-up", "10 optimizer steps", "at most 9"],
         ),
         (
+            "actor_train.optimizer={schedule: inverse_sqrt, warmup_ratio: 0.95}",
+            ["warmup_ratio: 10 steps of warm-up", "10 optimizer steps", "at most 9"],
+        ),
+        (
+            "actor_train.optimizer={warmup_steps: 2, warmup_ratio: 0.1}",
+            ["warmup_ratio: the warm-up has a number of steps already", "warmup_steps: 2"],
+        ),
+        (
+            "actor_train.optimizer={schedule: wsd, warmup_steps: 5, decay_ratio: 0.5}",
+            ["decay_ratio: 5 steps of decay after 5 of warm-up do not fit into the run's 10"],
+        ),
+        (
+            "actor_train.optimizer={schedule: linear, decay_ratio: 0.5}",
+            ["decay_ratio: concerns schedule=wsd, and this is linear"],
+        ),
+        (
+            "actor_train.optimizer={min_lr_ratio: 0.5}",
+            ["min_lr_ratio: schedule=constant does not decay"],
+        ),
+        (
             "cluster={nodes: 2, devices_per_node: 3}|pools.all=0-3|actor_infer.strategy.tp=2",
             ["actor_infer.strategy.tp: devices 2, 3", "several nodes of 3"],
         ),

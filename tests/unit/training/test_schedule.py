@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import optimization
 
 from roll.config.sections.training import OptimizerConfig
 from roll.strategy.training.schedule import Schedule, lr_at
@@ -46,7 +52,7 @@ def test_decay_without_an_end_is_refused() -> None:
 
 
 @given(
-    st.sampled_from(["constant", "linear", "cosine"]),
+    st.sampled_from(["constant", "linear", "cosine", "inverse_sqrt", "wsd"]),
     st.integers(0, 20),
     st.integers(1, 40),
     st.floats(0, 1),
@@ -67,3 +73,75 @@ def test_a_schedule_counts_updates_and_goes_on_from_any() -> None:
     assert [schedule.advance() for _ in range(5)] == rates(5, schedule="linear")
     schedule.updates = 2
     assert schedule.advance() == rates(5, schedule="linear")[2]
+
+
+def transformers_rates(make: Callable[..., Any], total: int, **settings: object) -> list[float]:
+    """Rates of a schedule of transformers at peak 1. Its step 0 has the rate 0, which trains
+    nothing; ours begins with its step 1."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = make(optimizer, **settings)
+    found: list[float] = []
+    for _ in range(total):
+        optimizer.step()
+        scheduler.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+DECAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "constant": (optimization.get_constant_schedule_with_warmup, {}),
+    "linear": (optimization.get_linear_schedule_with_warmup, {"num_training_steps": 50}),
+    "cosine": (
+        optimization.get_cosine_with_min_lr_schedule_with_warmup,
+        {"num_training_steps": 50, "min_lr_rate": 0.1},
+    ),
+    "inverse_sqrt": (optimization.get_inverse_sqrt_schedule, {}),
+    "wsd": (
+        partial(optimization.get_wsd_schedule, decay_type="linear"),
+        {"num_training_steps": 50, "num_decay_steps": 10},
+    ),
+}
+OURS: dict[str, dict[str, object]] = {
+    "cosine": {"min_lr_ratio": 0.1},
+    "wsd": {"decay_ratio": 0.2},
+}
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7, 30])
+@pytest.mark.parametrize("schedule", DECAYS)
+def test_rates_are_those_of_transformers_one_step_later(schedule: str, warmup: int) -> None:
+    make, settings = DECAYS[schedule]
+    expected = transformers_rates(make, 50, num_warmup_steps=warmup + 1, **settings)
+    found = rates(50, schedule=schedule, warmup_steps=warmup, **OURS.get(schedule, {}))
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_wsd_decays_to_its_floor_at_the_last_step() -> None:
+    found = rates(10, schedule="wsd", decay_ratio=0.4, min_lr_ratio=0.2)
+    assert found == pytest.approx([1.0] * 6 + [0.8, 0.6, 0.4, 0.2])
+
+
+def test_warmup_and_decay_as_shares_are_rounded_up_but_not_by_binary_fractions() -> None:
+    assert OptimizerConfig(warmup_ratio=0.07).warmup(100) == 7
+    assert OptimizerConfig(warmup_ratio=0.05).warmup(30) == 2
+    assert OptimizerConfig(warmup_steps=3).warmup(None) == 3
+    assert OptimizerConfig(decay_ratio=0.07).decay(100) == 7
+    assert OptimizerConfig(decay_ratio=0.99).decay(3) == 2
+
+
+@pytest.mark.parametrize("schedule", DECAYS)
+def test_a_share_of_warmup_is_that_many_steps(schedule: str) -> None:
+    assert rates(30, schedule=schedule, warmup_ratio=0.2) == rates(
+        30, schedule=schedule, warmup_steps=6
+    )
+
+
+def test_a_share_of_a_run_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="warmup_ratio needs the total number"):
+        Schedule(OptimizerConfig(warmup_ratio=0.1), None)
+
+
+def test_the_inverse_root_stops_at_its_floor_and_needs_no_end() -> None:
+    config = OptimizerConfig(lr=1.0, schedule="inverse_sqrt", warmup_steps=3, min_lr_ratio=0.1)
+    found = [lr_at(step, config, None) for step in (3, 15, 10_000)]
+    assert found == pytest.approx([1.0, 0.5, 0.1])
