@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.peak_memory import PeakMemory, return_freed
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.commands.memory.formula import Needs, Passes, trained
-from roll.commands.memory.sizes import sizes_of
+from roll.commands.memory.sizes import Learned, sizes_of
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.config.sections.training import TrainRole
@@ -142,7 +142,7 @@ def estimate(case: Case, folder: Path, ranks: int) -> Needs:
         width=2 if case.dtype == "bfloat16" else 4,
     )
     strategy = Fsdp2Config(activation_checkpointing=case.checkpointing)
-    return trained(sizes, strategy, passes, elements=sizes.total)
+    return trained(sizes, strategy, passes, Learned(sizes.total, head=True))
 
 
 def main() -> None:

@@ -14,11 +14,14 @@ from pathlib import Path
 
 from roll.commands.import_paths import check_import_path
 from roll.commands.memory.plan import check_fit, devices_of
+from roll.commands.memory.sizes import stored_elements
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError, UserError
+from roll.config.frozen import frozen_names
 from roll.config.loading.compose import LoadedConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
 from roll.config.sections.strategy import SglangConfig, VllmConfig
@@ -61,6 +64,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
+        *((partial(_check_frozen, role), False) for role in _trained_models(config)),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
@@ -123,6 +127,22 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
             f"{key}: {name} does not exist; give the folder of a Hugging Face checkpoint, or "
             "`org/name` on the hub"
         )
+
+
+def _trained_models(config: RunConfig) -> Iterator[ModelConfig]:
+    """Yield the models of which something is trained."""
+    for role in config.trained.values():
+        yield role.model or config.train_model
+
+
+def _check_frozen(model: ModelConfig) -> None:
+    """Raise ConfigError if `model.freeze` names parameters that the model's files do not have.
+
+    Nothing is checked of a model whose files are not on this machine.
+    """
+    stored = stored_elements(model)
+    if stored:
+        frozen_names(stored, model.freeze)
 
 
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:

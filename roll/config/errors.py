@@ -18,8 +18,8 @@ class ConfigError(UserError):
     """Mistake in a YAML file, an override, or a value in one of them."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the known name most similar to `name`; an empty text if no
-    known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """Return `; did you mean 'x'?` with the known names most similar to `name`, at most `most`; an
+    empty text if no known name is similar."""
+    close = difflib.get_close_matches(name, list(known), n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

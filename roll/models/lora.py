@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from roll.config.frozen import part_of
 from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
-from roll.models.vision.parts import part_of, require_parts, sees
+from roll.models.vision.parts import require_parts, sees
 
 ADAPTER = "default"
 _BASE = ".base_layer"

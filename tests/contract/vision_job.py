@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from roll.config.frozen import part_of
 from roll.config.sections.model import LoraConfig, ModelConfig, ModelPart
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
-from roll.models.vision.parts import part_of
 from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import SCORE_BACKENDS, TRAIN_BACKENDS, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of

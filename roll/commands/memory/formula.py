@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.commands.memory.sizes import ModelSizes
+from roll.commands.memory.sizes import Learned, ModelSizes
 from roll.config.sections.strategy import (
     DeepspeedConfig,
     Fsdp2Config,
@@ -86,21 +86,16 @@ def trained(
     sizes: ModelSizes,
     strategy: Fsdp2Config | DeepspeedConfig | MegatronConfig,
     passes: Passes,
-    *,
-    elements: int,
+    learned: Learned,
 ) -> Needs:
-    """Return what a trained model needs.
-
-    Args:
-        elements: number of elements that are trained (T).
-    """
+    """Return what a trained model needs."""
     match strategy:
         case Fsdp2Config():
-            return _fsdp2(sizes, strategy, passes, elements)
+            return _fsdp2(sizes, strategy, passes, learned)
         case DeepspeedConfig():
-            return _deepspeed(sizes, strategy, passes, elements)
+            return _deepspeed(sizes, strategy, passes, learned)
         case MegatronConfig():
-            return _megatron(sizes, strategy, passes, elements)
+            return _megatron(sizes, strategy, passes, learned)
 
 
 def activations(sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool) -> int:
@@ -138,7 +133,8 @@ def head_buffers(sizes: ModelSizes, passes: Passes, *, learns: bool) -> int:
     return (2 * FULL + passes.width) * chunk * sizes.vocab + gradient
 
 
-def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, trained: int) -> Needs:
+def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, learned: Learned) -> Needs:
+    trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
     used = sizes.root + 2 * sizes.layer if strategy.reshard_after_forward else sizes.total
@@ -150,8 +146,8 @@ def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, trained: in
         recomputed=strategy.activation_checkpointing,
     )
     # The backward pass begins with the head, and ends with the gradients of the root.
-    begins = head_buffers(sizes, passes, learns=trained == sizes.total)
-    ends = (FULL + b) * sizes.root - kept_for if trained == sizes.total else 0
+    begins = head_buffers(sizes, passes, learns=learned.head)
+    ends = (FULL + b) * sizes.root - kept_for if learned.head else 0
     return Needs(
         weights=kept * FULL * sizes.total // shards,
         gradients=kept * FULL * trained // shards,
@@ -161,10 +157,13 @@ def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, trained: in
     )
 
 
-def _deepspeed(sizes: ModelSizes, strategy: DeepspeedConfig, passes: Passes, trained: int) -> Needs:
+def _deepspeed(
+    sizes: ModelSizes, strategy: DeepspeedConfig, passes: Passes, learned: Learned
+) -> Needs:
+    trained = learned.elements
     b, ranks = passes.width, passes.ranks
     stage = max(strategy.stage, 1) if b < FULL else strategy.stage
-    buffers = head_buffers(sizes, passes, learns=trained == sizes.total)
+    buffers = head_buffers(sizes, passes, learns=learned.head)
     if stage == 0:
         weights, gradients, moments = FULL * sizes.total, FULL * trained, 2 * FULL * trained
     else:
@@ -181,7 +180,10 @@ def _deepspeed(sizes: ModelSizes, strategy: DeepspeedConfig, passes: Passes, tra
     return Needs(weights, gradients, moments, kept_for, buffers=buffers)
 
 
-def _megatron(sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, trained: int) -> Needs:
+def _megatron(
+    sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, learned: Learned
+) -> Needs:
+    trained = learned.elements
     b = passes.width
     own = _megatron_elements(sizes, strategy)
     learning = own * trained // sizes.total
@@ -195,7 +197,7 @@ def _megatron(sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, train
         gradients=FULL * learning,
         moments=2 * FULL * optimized,
         activations=kept * in_flight // strategy.pp,
-        buffers=head_buffers(sizes, passes, learns=trained == sizes.total) // strategy.tp,
+        buffers=head_buffers(sizes, passes, learns=learned.head) // strategy.tp,
     )
 
 

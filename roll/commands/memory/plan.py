@@ -8,7 +8,7 @@ from math import ceil
 
 from roll.commands.memory.engines import Requests, served
 from roll.commands.memory.formula import Needs, Passes, scored, trained
-from roll.commands.memory.sizes import ModelSizes, sizes_of
+from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
 from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
@@ -103,8 +103,7 @@ def _computing(
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
-    elements = sizes.total if model.lora is None else sizes.adapter(model.lora)
-    return trained(sizes, role.strategy, passes, elements=elements)
+    return trained(sizes, role.strategy, passes, learned(model, sizes))
 
 
 def _rows(config: RunConfig, name: str) -> tuple[int, int]:

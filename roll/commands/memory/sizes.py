@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from roll.config.errors import ConfigError
+from roll.config.frozen import frozen_names
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.core.hub import has_hub_form
 
@@ -63,7 +65,35 @@ def sizes_of(model: ModelConfig) -> ModelSizes | None:
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
     stored = _stored(folder)
-    return counted if stored is None else replace(counted, total=stored)
+    return counted if stored is None else replace(counted, total=sum(stored.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Part of a model that training changes."""
+
+    elements: int
+    """Number of elements that are trained."""
+    head: bool
+    """True if the output head is among them."""
+
+
+def learned(model: ModelConfig, sizes: ModelSizes) -> Learned:
+    """Return what is trained of a model: an adapter, or all but frozen parameters. Of a model whose
+    files are not on this machine nothing counts as frozen."""
+    if model.lora is not None:
+        return Learned(sizes.adapter(model.lora), head=False)
+    stored = (stored_elements(model) or {}) if model.freeze else {}
+    try:
+        frozen = frozen_names(stored, model.freeze) if stored else frozenset[str]()
+    except ConfigError:  # `roll check` tells it, and the run does not start
+        frozen = frozenset()
+    heads = [name for name in stored if name.endswith("lm_head.weight")]
+    heads = heads or [name for name in stored if name.endswith("embed_tokens.weight")]
+    return Learned(
+        sizes.total - sum(stored[name] for name in frozen),
+        head=frozen.isdisjoint(heads),
+    )
 
 
 def count(config: Mapping[str, Any]) -> ModelSizes:
@@ -149,9 +179,14 @@ def _folder(path: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _stored(folder: Path) -> int | None:
-    """Return the number of elements in the safetensors files of a folder, from their headers; None
-    if a file is missing."""
+def stored_elements(model: ModelConfig) -> dict[str, int] | None:
+    """Return the number of elements of each tensor in a model's safetensors files, by name, from
+    their headers; None if a file is not on this machine."""
+    folder = _folder(model.path)
+    return None if folder is None else _stored(folder)
+
+
+def _stored(folder: Path) -> dict[str, int] | None:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.is_file():
@@ -159,13 +194,13 @@ def _stored(folder: Path) -> int | None:
         else:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             files = [folder / name for name in sorted(set(names))]
-        return sum(map(_elements, files))
+        return {name: elements for file in files for name, elements in _elements(file).items()}
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _elements(file: Path) -> int:
+def _elements(file: Path) -> dict[str, int]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
-    return sum(prod(known["shape"]) for name, known in header.items() if name != "__metadata__")
+    return {name: prod(known["shape"]) for name, known in header.items() if name != "__metadata__"}

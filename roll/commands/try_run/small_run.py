@@ -15,6 +15,7 @@ from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm.advantages import PassKConfig
 from roll.config.algorithm.shaping import OverlongPenaltyConfig
 from roll.config.base import Config
+from roll.config.frozen import parts_in
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import PicturesConfig
@@ -188,7 +189,10 @@ def _walk(
             "dtype": "float32",
             "attention": "eager" if config.attention == "eager" else "sdpa",
             "made_by": None,
+            "freeze": parts_in(config.freeze),
         }
+        if len(config.freeze) > len(values["freeze"]):
+            told.append("patterns of model.freeze (the small model has fewer layers)")
         if config.lora is not None and config.lora.serve == "adapter" and not own_engine:
             values["lora"]["serve"] = "merged"
             told.append("an adapter that is served as it is")

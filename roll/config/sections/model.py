@@ -1,10 +1,11 @@
 """Settings of a model."""
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from roll.config.base import Config
+from roll.config.errors import nearest
 
 ModelPart = Literal["vision", "projector", "language"]
 """Part of a model that reads pictures: the tower that looks at patches, the projector that maps its
@@ -47,13 +48,27 @@ class ModelConfig(Config):
     lora: LoraConfig | None = None
     """Adapter to train in place of the weights, which stay unchanged. A role that does not train
     loads the model without the adapter."""
-    freeze: tuple[ModelPart, ...] = ()
-    """Parts of a model that reads pictures that training leaves as they are, such as [vision]. They
-    have no optimizer state, and are pushed to each engine only once."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that training leaves as they are: patterns of their names in the Hugging Face
+    checkpoint, such as `model.embed_tokens.*` or `model.layers.[0-9].*` (`*` stands for any text,
+    dots included), and parts of a model that reads pictures, such as `vision`. They have no
+    optimizer state, and are pushed to each engine only once."""
     trust_remote_code: bool = False
     """Run the Python code that comes with the checkpoint."""
     made_by: str | None = Field(default=None, min_length=1)
     """Command that creates `path`; shown in the error message if `path` does not exist yet."""
+
+    @field_validator("freeze")
+    @classmethod
+    def _parts_or_patterns(cls, freeze: tuple[str, ...]) -> tuple[str, ...]:
+        parts = get_args(ModelPart)
+        for one in freeze:
+            if one not in parts and not {".", "*"} & set(one):
+                raise ValueError(
+                    f"{one!r} is no part of a model ({', '.join(parts)}){nearest(one, parts)}, and "
+                    "no pattern of parameter names, such as 'model.embed_tokens.*'"
+                )
+        return freeze
 
     @property
     def serves_adapter(self) -> bool:

@@ -138,7 +138,7 @@ def put_model(job: Job, role: str, target: str, *paths: str, full: bool = True) 
     if parts and job.draft.get(f"{target}.lora") is None:
         job.put(f"{target}.freeze", list(dict.fromkeys(parts)), f"{args}.freeze_module_prefix")
     elif frozen:
-        job.why(f"{args}.freeze_module_prefix", "only vision, projector or language can be frozen")
+        job.why(f"{args}.freeze_module_prefix", "write patterns of parameter names into `freeze`")
 
 
 def _put_dtype(job: Job, args: str, target: str) -> None:

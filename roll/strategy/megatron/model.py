@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from mcore_adapter.convert.conversion_plan import check_layout
+from mcore_adapter.convert.conversion_plan import check_layout, tasks
 from mcore_adapter.convert.fused_experts import names_in_files
 from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.gather import ShapeAndDtype, exported
 from mcore_adapter.load import load, read_config, table_in
+from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.lora_io import exported_factors
 from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.lora import Adapter, add_adapter, let_gradients_pass
 from mcore_adapter.modeling.model import build_model
 from mcore_adapter.parallel_sizes import ParallelSizes
-from roll.config.sections.model import ModelConfig, ModelPart
+from roll.config.frozen import frozen_names, frozen_tensors, parts_in
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.models.load import load_config
 from roll.models.lora import HEADS
-from roll.models.vision.parts import part_of, require_parts
+from roll.models.vision.parts import require_parts, sees
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.pictures import Sight
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
@@ -104,51 +107,64 @@ def load_model(
         load(folder, bare, table, sizes)
         for chunk in bare:
             chunk.requires_grad_(trainable)
-        if trainable:
-            _freeze(model, bare)
+        metas = exported(bare, table, sizes)
+        frozen = _freeze(model, bare, metas, table, sizes) if trainable else frozenset[str]()
         trained = _add_adapter(model, bare, table, sizes) if trainable else None
     except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
-    sees = "vision_config" in found
-    manifest = _cut_evenly(exported(bare, table, sizes))
     return MegatronModel(
         chunks=data_parallel(bare, distributed_optimizer=config.distributed_optimizer)
         if trainable
         else bare,
         table=table,
         sizes=sizes,
-        manifest=manifest,
+        manifest=_cut_evenly(metas),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
-        sight=Sight(model) if sees else None,
-        frozen=frozenset(m.name for m in manifest.tensors if part_of(m.name) in model.freeze),
+        sight=Sight(model) if "vision_config" in found else None,
+        frozen=frozen,
         trained=trained,
     )
 
 
-def _freeze(model: ModelConfig, bare: Sequence[Any]) -> None:
-    """Leave the parameters of the parts in `model.freeze` out of training.
+def _freeze(
+    model: ModelConfig,
+    bare: Sequence[Any],
+    names: Iterable[str],
+    table: ModelTable,
+    sizes: ParallelSizes,
+) -> frozenset[str]:
+    """Leave the parameters that `model.freeze` names out of training; return their names in the
+    checkpoint.
+
+    Args:
+        names: names of all parameters in the checkpoint.
 
     Raises:
-        ConfigError: the model has no such parts, or nothing is left to train.
+        ConfigError: the model has no such parts or parameters, nothing is left to train, or only
+            some of the checkpoint's tensors that Megatron-Core keeps as one are named.
     """
     if not model.freeze:
-        return
-    require_parts(load_config(model), "model.freeze")
-    if set(model.freeze) == set(get_args(ModelPart)):
-        raise ConfigError(
-            f"model.freeze: {', '.join(model.freeze)} are all parts of the model, so nothing is "
-            "trained"
-        )
+        return frozenset()
+    hf_config, known = load_config(model), set(names)
+    if parts_in(model.freeze):
+        require_parts(hf_config, "model.freeze")
+    frozen = frozen_names(known, model.freeze)
+    # Of the plan of the whole model, so that all ranks find the same mistake.
+    planned = [(t.name, [ref.name for ref in t.hf]) for t in tasks(table, sizes)]
+    stay = frozen_tensors(((n, refs) for n, refs in planned if known.issuperset(refs)), frozen)
+    for held in held_tensors(bare, table, sizes, Ranks.of_this_process()):
+        if held.task.name in stay and isinstance(held.tensor, nn.Parameter):
+            held.tensor.requires_grad_(False)
     for chunk in bare:
-        for name, parameter in chunk.named_parameters():
-            if part_of(name) in model.freeze:
-                parameter.requires_grad_(False)
-        if "language" in model.freeze:
-            # The gradient of rows without pictures would end before the first stage.
+        recomputes = chunk.config.recompute_granularity == "full"
+        if sees(hf_config) or recomputes or sizes.pp > 1:
+            # What lies before the first trained parameter must pass gradients on: layers that are
+            # recomputed, stages, and rows without pictures in a model of which only those train.
             let_gradients_pass(chunk)
+    return frozen
 
 
 def _add_adapter(

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from roll.commands.memory.formula import Passes, activations, trained
 from roll.commands.memory.plan import Devices, check_fit, of_devices, of_roles
 from roll.commands.memory.report import COLUMNS, report, table
-from roll.commands.memory.sizes import ModelSizes, count, sizes_of
+from roll.commands.memory.sizes import Learned, ModelSizes, count, learned, sizes_of
 from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import LoraConfig, ModelConfig
@@ -23,6 +23,7 @@ from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, Megatron
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
 from tests.families import FAMILIES, SIZES, save
+from tests.tiny import tiny_qwen3
 
 SMALL = ModelSizes(
     total=1000,
@@ -39,6 +40,7 @@ SMALL = ModelSizes(
     vocab=20,
     head_norms=False,
 )
+WHOLE = Learned(1000, head=True)
 PASSES = Passes(tokens=100, chunk_tokens=50, ranks=4, width=4)
 
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
@@ -122,12 +124,12 @@ def test_models_that_are_not_here_or_of_other_kinds_are_not_estimated(tmp_path: 
 
 
 def test_fsdp2_divides_all_that_stays() -> None:
-    needs = trained(SMALL, Fsdp2Config(), PASSES, elements=1000)
+    needs = trained(SMALL, Fsdp2Config(), PASSES, WHOLE)
     assert (needs.weights, needs.moments) == (1000, 2000)
     assert needs.gradients == 1000
-    copies = trained(SMALL, Fsdp2Config(replicas=2), PASSES, elements=1000)
+    copies = trained(SMALL, Fsdp2Config(replicas=2), PASSES, WHOLE)
     assert (copies.weights, copies.gradients, copies.moments) == (2000, 2000, 4000)
-    moved = trained(SMALL, Fsdp2Config(cpu_offload=True), PASSES, elements=1000)
+    moved = trained(SMALL, Fsdp2Config(cpu_offload=True), PASSES, WHOLE)
     assert moved.resident == 0
     assert moved.activations > 0
 
@@ -138,7 +140,7 @@ def test_an_adapter_has_moments_and_gradients_of_its_own_only() -> None:
     # Two layers of seven matrices: q, k, v, o of widths 8, 4, 4, 8; gate, up, down of 20.
     by_hand = 2 * 2 * ((10 + 8) + 2 * (10 + 4) + (8 + 10) + 3 * (10 + 20))
     assert elements == by_hand
-    needs = trained(SMALL, Fsdp2Config(), PASSES, elements=elements)
+    needs = trained(SMALL, Fsdp2Config(), PASSES, Learned(elements, head=elements == SMALL.total))
     assert needs.weights == 1000
     assert needs.moments == 2 * elements
 
@@ -155,7 +157,7 @@ def test_an_adapter_has_moments_and_gradients_of_its_own_only() -> None:
 def test_each_stage_of_zero_divides_more(
     stage: Any, weights: int, gradients: int, moments: int
 ) -> None:
-    needs = trained(SMALL, DeepspeedConfig(stage=stage), PASSES, elements=1000)
+    needs = trained(SMALL, DeepspeedConfig(stage=stage), PASSES, WHOLE)
     assert (needs.weights, needs.gradients, needs.moments) == (weights, gradients, moments)
 
 
@@ -165,13 +167,13 @@ def test_megatron_divides_matrices_stages_and_experts() -> None:
         keys=4, heads=2, feed_forward=20, vocab=2, head_norms=False,
     )  # fmt: skip
     low = Passes(tokens=100, chunk_tokens=50, ranks=4, width=2)
-    needs = trained(experts, MegatronConfig(tp=2, ep=4, etp=1), low, elements=1000)
+    needs = trained(experts, MegatronConfig(tp=2, ep=4, etp=1), low, WHOLE)
     own = 200 // 2 + 800 // 4
     assert needs.weights == 2 * own + 4 * own
     assert needs.gradients == 4 * own
     parts = MegatronConfig(tp=2, ep=4, etp=1, distributed_optimizer=True)
     # Two ranks have the same matrices; every expert has one copy.
-    assert trained(experts, parts, low, elements=1000).moments == 8 * (200 // 2 // 2 + 800 // 4)
+    assert trained(experts, parts, low, WHOLE).moments == 8 * (200 // 2 // 2 + 800 // 4)
 
 
 def test_recomputed_layers_keep_their_inputs_and_one_layer() -> None:
@@ -258,3 +260,16 @@ def test_roles_take_turns_on_gpus_and_are_together_on_cpus(tmp_path: Path) -> No
     assert sum(on_gpus.values()) == max([push, *(each.total for each in needs.values())])
     on_cpus = of_devices(config, roles, "cpu")[0]
     assert sum(on_cpus.values()) == sum(each.total for each in needs.values())
+
+
+def test_what_is_frozen_has_no_gradients_and_no_moments(tmp_path: Path) -> None:
+    """Elements of a real folder, against those of the module."""
+    model = tiny_qwen3(tied=False)
+    model.save_pretrained(tmp_path)
+    sizes = sizes_of(ModelConfig(path=str(tmp_path)))
+    assert sizes is not None
+    layers = sum(p.numel() for n, p in model.named_parameters() if n.startswith("model.layers."))
+    found = learned(ModelConfig(path=str(tmp_path), freeze=("model.layers.*",)), sizes)
+    assert found == Learned(sizes.total - layers, head=True)
+    assert not learned(ModelConfig(path=str(tmp_path), freeze=("lm_head.*",)), sizes).head
+    assert learned(ModelConfig(path=str(tmp_path)), sizes) == Learned(sizes.total, head=True)

@@ -210,7 +210,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "model.freeze=[vision]|actor_infer.strategy.sleep_level=2",
             ["actor_infer.strategy.sleep_level: 2 drops the weights", "model.freeze"],
         ),
-        ("model.freeze=[eyes]", ["model.freeze", "vision", "projector"]),
+        (
+            "model.freeze=[eyes]",
+            ["model.freeze", "no part of a model (vision, projector", "pattern of"],
+        ),
         (
             "model.freeze=[vision]|model.lora.rank=4",
             ["model.freeze: an adapter (model.lora) leaves all weights as they are"],

@@ -10,12 +10,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
+from roll.config.frozen import part_of
 from roll.config.sections.model import LoraConfig, ModelConfig, ModelPart
 from roll.core.errors import ConfigError
 from roll.models import lora
 from roll.models.load import load_causal_lm
 from roll.models.trained import select_trained
-from roll.models.vision.parts import FAMILIES, part_of
+from roll.models.vision.parts import FAMILIES
 from tests.tiny import save_tiny_model, tiny_qwen3
 from tests.vision_models import make_vision_model, save_vision_model, seen_row
 
@@ -62,7 +63,7 @@ def test_nothing_is_trained_of_a_model_that_only_scores(family: str) -> None:
 
 def test_freezing_everything_or_parts_that_a_model_lacks_is_refused() -> None:
     whole = ModelConfig(path="unused", freeze=("vision", "projector", "language"))
-    with pytest.raises(ConfigError, match="all parts of the model, so nothing is trained"):
+    with pytest.raises(ConfigError, match="all parameters of the model, so nothing is trained"):
         select_trained(make_vision_model("qwen2_vl"), whole, trainable=True, new_head=None)
     vision = ModelConfig(path="unused", freeze=("vision",))
     with pytest.raises(ConfigError, match="model type 'qwen3' is not divided into vision"):
