@@ -154,8 +154,8 @@ def _refuse_to_end_before_it_begins(config: RunConfig) -> None:
 
 
 def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
-    """Print to stderr how a run has ended: the first and last validation scores, the verdict, the
-    number of steps and the output folder.
+    """Print to stderr how a run has ended: the first and last validation scores, the verdict, why
+    it ended before its last step, the number of steps and the output folder.
 
     Args:
         summary: what `launch` returned.
@@ -167,4 +167,6 @@ def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
     if verdict := summary.get("verdict"):  # earlier versions wrote none
         console.print(verdict, markup=False, style="bold")
+    if reason := summary.get("ended_early"):
+        console.print(f"ended before max_steps: {reason}", markup=False)
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

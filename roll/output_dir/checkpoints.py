@@ -45,6 +45,8 @@ class RunState:
     rendered_at: str = ""
     """Date and time that chat templates treat as the present, ISO 8601, local time; the same in all
     sessions of the run."""
+    patience: dict[str, Any] = field(default_factory=dict)
+    """`Patience.state` after the last validation; empty without `validation.stop`."""
 
 
 class Checkpoints:

@@ -15,6 +15,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError, SettingsChangedError
 from roll.output_dir.checkpoints import STATE, Checkpoints, RunState, load_state
 from roll.output_dir.config_diff import changed_keys
+from roll.output_dir.patience import Patience
 from roll.output_dir.summary import read_summary, write_summary
 from roll.output_dir.trackers import read_records
 
@@ -42,6 +43,12 @@ class Start:
     def step(self) -> int:
         """Number of steps done before this session; 0 without a checkpoint."""
         return self.state.step if self.state else 0
+
+    def ended_early(self, config: RunConfig) -> str | None:
+        """Return why the run has ended before its last step; None if it has not."""
+        if self.state is None or self.step >= config.max_steps:
+            return None
+        return Patience(config.validation.stop, self.state.patience).end
 
 
 def find_start(config: RunConfig) -> Start:
@@ -114,22 +121,26 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
         CheckpointError: see `find_start`.
     """
     start = find_start(config)
-    if start.state is None or start.step < config.max_steps or not start.recorded:
+    if start.state is None or not start.recorded:
+        return None
+    ended = start.ended_early(config)
+    if start.step < config.max_steps and ended is None:
         return None
     if config.checkpoint.export_hf and not start.exported:
         return None
     logger.info(
-        "%s is complete (%d of %d steps); raise max_steps to go on, or set resume=never to start "
-        "anew",
+        "%s is complete (%d of %d steps%s); raise %s to go on, or set resume=never to start anew",
         config.output_dir,
         start.step,
         config.max_steps,
+        "" if ended is None else f": {ended}",
+        "max_steps" if start.step >= config.max_steps else "validation.stop.patience",
     )
     folder = Path(config.output_dir)
     earlier = read_summary(folder)
     if earlier is not None and earlier["status"] == "finished":
         return earlier
-    return write_summary(folder, status="finished", wall_s=start.state.wall_s)
+    return write_summary(folder, status="finished", wall_s=start.state.wall_s, ended_early=ended)
 
 
 def refuse_other_settings(config: RunConfig) -> None:

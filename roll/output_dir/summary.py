@@ -113,6 +113,7 @@ def write_summary(
     wall_s: float,
     error: str | None = None,
     rows: Sequence[Mapping[str, Any]] = (),
+    ended_early: str | None = None,
 ) -> dict[str, Any]:
     """Write `summary.json`, made from the records on disk, and return its content.
 
@@ -121,7 +122,8 @@ def write_summary(
         status: `finished`, `stopped` (by a person or a signal) or `failed`.
         wall_s: time of all sessions of the run, in seconds; work that was lost in a kill is not
             counted.
-        error: reason in one line, if the run ended early.
+        error: reason in one line, if the run was stopped or failed.
+        ended_early: reason in one line, if the run finished before its last step.
         rows: what became of the rows of each source, as `RunData.rows_told` returns it.
     """
     records = read_records(output_dir / "metrics.jsonl")
@@ -131,6 +133,8 @@ def write_summary(
     summary["versions"] = versions()
     if error is not None:
         summary["error"] = error
+    if ended_early is not None:
+        summary["ended_early"] = ended_early
     replace_file(output_dir / FILE, json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -24,6 +24,7 @@ from roll.distributed.processes.shutdown import StopWish
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
+from roll.output_dir.patience import Patience
 from roll.output_dir.resume import (
     Start,
     exported_file,
@@ -84,6 +85,8 @@ class Pipeline(ABC, Generic[C]):
         self._begun = time.perf_counter()
         self._earlier_s = 0.0
         self._under_way = False
+        self._patience = Patience(config.validation.stop, {})
+        self._ended_early: str | None = None
 
     @classmethod
     @abstractmethod
@@ -197,7 +200,11 @@ class Pipeline(ABC, Generic[C]):
             self._note_end("failed", error)
             raise
         return write_summary(
-            self.output_dir, status="finished", wall_s=self._wall_s(), rows=self._rows_told()
+            self.output_dir,
+            status="finished",
+            wall_s=self._wall_s(),
+            ended_early=self._ended_early,
+            rows=self._rows_told(),
         )
 
     def _where_it_goes_on(self) -> str:
@@ -223,7 +230,9 @@ class Pipeline(ABC, Generic[C]):
         config, state = self.config, start.state
         self.restore(start.checkpoint, state)
         self._under_way = True
-        if start.step < config.max_steps:
+        self._patience = Patience(config.validation.stop, state.patience if state else {})
+        self._ended_early, done = start.ended_early(config), start.step
+        if start.step < config.max_steps and self._ended_early is None:
             self.checkpoints.abandon_newer(start.step)
             drop_samples(self.output_dir, done=start.step)
             self._write_config()
@@ -238,13 +247,13 @@ class Pipeline(ABC, Generic[C]):
             elif (self.output_dir / "metrics.jsonl").exists():
                 logger.info("%s has no checkpoint yet: the run begins anew", self.output_dir)
             with self._trackers(start.step) as trackers:
-                self._loop(start.step, state.carried if state else self.validate(0), trackers)
+                done = self._loop(start.step, state.carried if state else None, trackers)
         elif state and not start.recorded:
             logger.info("the steps are done; their last validation was not recorded yet")
             with self._trackers(start.step) as trackers:
                 trackers.log(start.step, state.carried)
         if config.checkpoint.export_hf:
-            self.export(max(start.step, config.max_steps))
+            self.export(done)
 
     def _note_changes(self, start: Start) -> None:
         """Warn which settings are not those of the checkpoint that the run resumes from."""
@@ -257,14 +266,20 @@ class Pipeline(ABC, Generic[C]):
                 "\n  ".join(changed),
             )
 
-    def _loop(self, first: int, carried: dict[str, float], trackers: Trackers) -> None:
-        """Do all steps from `first` on, with validations and checkpoints; scores in `carried` are
-        logged with the next step.
+    def _loop(self, first: int, carried: dict[str, float] | None, trackers: Trackers) -> int:
+        """Do the steps from `first` on, with validations and checkpoints, to the last one or until
+        validations no longer improve; return the number of steps done.
+
+        Args:
+            carried: scores of the validation after `first` steps, logged with the next step; None:
+                of a run that begins, which is validated here.
 
         Raises:
             StoppedEarlyError: the run was asked to end; the step that was under way is saved.
         """
         last = self.config.max_steps
+        carried = self._validated(first) if carried is None else carried
+        done = first
         wish = StopWish(self.config.stop_at)
         with wish.asked_by(signal.SIGTERM):
             for step in range(first, last):
@@ -273,19 +288,38 @@ class Pipeline(ABC, Generic[C]):
                 metrics = metrics | self.timers.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
-                carried = self.validate(done)
+                carried = self._validated(done)
                 every = self.config.checkpoint.every
-                reason = wish.reason
-                if done == last or reason or (every is not None and done % every == 0):
+                reason, over = wish.reason, self._is_over(done)
+                if over or reason or (every is not None and done % every == 0):
                     with self.timers.timed("checkpoint"):
                         self._checkpoint(done, carried)
-                if reason and done < last:
+                if over:
+                    break
+                if reason:
                     raise StoppedEarlyError(
                         f"{done} of {last} steps are done and saved ({reason}); the same command "
                         "goes on"
                     )
         if carried:
-            trackers.log(last, carried)
+            trackers.log(done, carried)
+        return done
+
+    def _validated(self, done: int) -> dict[str, float]:
+        """Validate after `done` steps, if that is due; return the scores, which `validation.stop`
+        counts."""
+        scores = self.validate(done)
+        self._patience.see(done, scores)
+        return scores
+
+    def _is_over(self, done: int) -> bool:
+        """Return whether the run ends after `done` steps; say so if it is not the last one."""
+        if done >= self.config.max_steps:
+            return True
+        self._ended_early = self._patience.end
+        if self._ended_early is not None:
+            logger.info("the run ends after %d steps: %s", done, self._ended_early)
+        return self._ended_early is not None
 
     def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
         """Write a checkpoint of the state after `done` steps, with a copy of the run's
@@ -296,6 +330,7 @@ class Pipeline(ABC, Generic[C]):
             carried=carried,
             wall_s=self._wall_s(),
             rendered_at=self.data.rendered_at.isoformat(),
+            patience=self._patience.state,
         )
         with self.checkpoints.writing(state) as folder:
             self.save(folder)

@@ -35,8 +35,9 @@ def banner(run: Run, alarms: Sequence[Alarm]) -> Markup:
     planned = run.config.get("max_steps")
     done = f"{steps} of {planned} steps" if isinstance(planned, int) else f"{steps} steps"
     told: list[str] = [element("span", f"{run.name} · {run.status} · {done}", class_="dim")]
-    if isinstance(run.summary.get("error"), str):
-        told.append(element("div", run.summary["error"]))
+    for key in ("error", "ended_early"):
+        if isinstance(run.summary.get(key), str):
+            told.append(element("div", run.summary[key]))
     if alarms:
         count = f"{len(alarms)} alarms" if len(alarms) > 1 else "1 alarm"
         lines = [

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from roll.core.errors import CheckpointError, ConfigError
+from roll.output_dir.resume import exported_step
 from roll.output_dir.trackers import read_records
 from tests.runs import run_local, without_times, write_rows_task, write_task
 from tests.tiny import save_tiny_model
@@ -152,6 +153,51 @@ def test_epochs_end_a_run_and_other_data_do_not_resume_it(tmp_path: Path) -> Non
     write_rows_task(tmp_path, "sft", {"train": TEXTS[:12]}, epochs=8.0, max_steps=100)
     with pytest.raises(CheckpointError, match="content of the data files"):
         run_local(path)
+
+
+def test_a_run_that_gets_no_better_ends_well_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+    """A learning rate that breaks the model: each validation after the first steps is worse."""
+
+    def task(name: str, **stop: Any) -> Path:
+        return write_rows_task(
+            tmp_path / name,
+            "sft",
+            split(TEXTS),
+            max_steps=12,
+            actor_train={"pool": "all", "optimizer": {"lr": 3.0, "max_grad_norm": 1e9}},
+            checkpoint={"every": 5},
+            validation={
+                "every": 1,
+                "sets": {"held_out": {"path": str(tmp_path / name / "held_out.jsonl")}},
+                "stop": {"metric": "val/held_out/loss", "patience": 2, **stop},
+            },
+        )
+
+    def summary(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((tmp_path / name / "out/summary.json").read_text())
+        return found
+
+    whole = run_local(task("whole"))
+    end = summary("whole")
+    steps = whole[-1]["step"]
+    losses = [record["val/held_out/loss"] for record in whole]
+    best = losses.index(min(losses))
+    assert steps == best + 2 < 12
+    assert (end["status"], end["steps"]) == ("finished", steps)
+    assert end["ended_early"].startswith("val/held_out/loss has not improved in 2 validations")
+    folder = tmp_path / "whole" / "out"
+    assert (folder / "checkpoints" / f"step_{steps:06d}").is_dir()
+    assert exported_step(folder) == steps
+    assert run_local(task("whole")) == whole  # nothing is left to do
+    further = run_local(task("whole", patience=3))
+    assert summary("whole")["ended_early"].startswith("val/held_out/loss has not improved in 3")
+    assert further[-1]["step"] == steps + 1
+    # Stopped in the middle of the wait: the count goes on.
+    halves = task("halves")
+    run_local(halves, [f"max_steps={best + 1}"])
+    assert "ended_early" not in summary("halves")
+    resumed = run_local(halves)
+    assert list(map(without_times, resumed)) == list(map(without_times, whole))
 
 
 def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:

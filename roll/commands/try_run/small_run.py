@@ -112,6 +112,7 @@ def small_run(
     told: list[str] = []
     values = json.loads(config.model_dump_json())
     _walk(config, values, shrink, told, own_engine=own_engine)
+    values["validation"]["stop"] = None
     if "samples_per_prompt" in values["data"]:
         values["data"]["samples_per_prompt"] = _siblings(config)
     values |= {

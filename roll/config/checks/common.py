@@ -226,18 +226,14 @@ def _too_few_steps(optimizer: OptimizerConfig, key: str, total: int) -> Iterator
 
 
 def _checkpoint(config: RunConfig) -> Iterator[str]:
-    """Yield a missing or unknown `best_metric`, and a `keep_best` for which no checkpoint is
-    validated in time."""
+    """Yield a missing `best_metric`, metrics that no validation makes, and a `keep_best` for which
+    no checkpoint is validated in time."""
     checkpoint = config.checkpoint
     if checkpoint.keep_best and checkpoint.best_metric is None:
         yield "checkpoint.best_metric: must be set when keep_best is above 0"
-    metric = checkpoint.best_metric
-    known = config.validation.metrics
-    if metric is not None and metric not in known:
-        yield (
-            f"checkpoint.best_metric: no validation makes {metric!r}{nearest(metric, known)} "
-            f"(known: {', '.join(known) or 'none, validation.sets is empty'})"
-        )
+    yield from _unknown_metric(config, "checkpoint.best_metric", checkpoint.best_metric)
+    if config.validation.stop is not None:
+        yield from _unknown_metric(config, "validation.stop.metric", config.validation.stop.metric)
     every, validated = checkpoint.every, config.validation.every
     if checkpoint.keep_best and every is not None and every < config.max_steps:
         meet = math.lcm(every, validated)
@@ -248,6 +244,16 @@ def _checkpoint(config: RunConfig) -> Iterator[str]:
                 f"at step {meet}, after max_steps = {config.max_steps}; make checkpoint.every a "
                 "multiple of validation.every"
             )
+
+
+def _unknown_metric(config: RunConfig, key: str, metric: str | None) -> Iterator[str]:
+    """Yield a metric that no validation of the run makes."""
+    known = config.validation.metrics
+    if metric is not None and metric not in known:
+        yield (
+            f"{key}: no validation makes {metric!r}{nearest(metric, known)} "
+            f"(known: {', '.join(known) or 'none, validation.sets is empty'})"
+        )
 
 
 def _frozen(config: RunConfig) -> Iterator[str]:

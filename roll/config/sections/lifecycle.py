@@ -27,6 +27,42 @@ def score_names(num_samples: int) -> list[str]:
     return [*means, *(f"pass@{k}" for k in pass_ks(num_samples)), f"maj@{num_samples}"]
 
 
+BETTER_LOW = ("/loss", "/divergence", "/left_out", "/error_rate", "/timeout_rate")
+"""Endings of the names of metrics of which the lowest value is the best."""
+
+
+def is_better_high(metric: str) -> bool:
+    """Return True if the largest value of a validation metric is the best. For losses, divergences,
+    and shares of samples without a score, the lowest is."""
+    return not metric.endswith(BETTER_LOW)
+
+
+def prefers_high(metric: str, told: bool | None) -> bool:
+    """Return True if the largest value of a validation metric is the best: as a config tells, or,
+    if it tells None, `is_better_high`."""
+    return is_better_high(metric) if told is None else told
+
+
+class StopConfig(Config):
+    """End of a run whose validation no longer improves."""
+
+    metric: str
+    """Name of the validation metric that must improve, for example `val/test/mean@1`."""
+    patience: int = Field(ge=1)
+    """Number of validations in a row without a better value after which the run ends. It saves a
+    checkpoint and exports its weights, as after the last step."""
+    min_change: float = Field(default=0.0, ge=0)
+    """Number that the gain over the best value so far must exceed to count as better."""
+    higher_is_better: bool | None = None
+    """Treat larger values as better. If left out: true, unless `metric` is a loss, a divergence, or
+    a share of samples without a score."""
+
+    @property
+    def prefers_high(self) -> bool:
+        """True if the largest value of `metric` is the best."""
+        return prefers_high(self.metric, self.higher_is_better)
+
+
 class EvaluationConfig(Config, ABC):
     """Schedule of validation on held-out data."""
 
@@ -34,6 +70,8 @@ class EvaluationConfig(Config, ABC):
     """Number of steps between validations. The last step is always validated."""
     at_start: bool = True
     """Validate before the first step, too."""
+    stop: StopConfig | None = None
+    """Early end of the run by a validation metric. If left out: the run does all steps."""
 
     @property
     @abstractmethod
@@ -110,16 +148,6 @@ class PreferenceValidation(EvaluationConfig):
         return [f"val/{name}/{score}" for name in self.sets for score in ("loss", "accuracy")]
 
 
-BETTER_LOW = ("/loss", "/divergence", "/left_out", "/error_rate", "/timeout_rate")
-"""Endings of the names of metrics of which the lowest value is the best."""
-
-
-def is_better_high(metric: str) -> bool:
-    """Return True if the largest value of a validation metric is the best. For losses, divergences,
-    and shares of samples without a score, the lowest is."""
-    return not metric.endswith(BETTER_LOW)
-
-
 class CheckpointConfig(Config):
     """Checkpoints: when they are written, and which are kept."""
 
@@ -140,9 +168,7 @@ class CheckpointConfig(Config):
     @property
     def prefers_high(self) -> bool:
         """True if the largest value of `best_metric` is the best."""
-        if self.higher_is_better is not None:
-            return self.higher_is_better
-        return is_better_high(self.best_metric or "")
+        return prefers_high(self.best_metric or "", self.higher_is_better)
 
 
 ProfileKind = Literal["torch", "memory"]

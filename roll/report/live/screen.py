@@ -43,8 +43,9 @@ def _head(run: Run, now: Progress) -> Text:
             told.append(f"{brief_time(now.left_s)} left")
         usual = "" if now.usual_s is None else f" (a step takes {now.usual_s:.3g} s)"
         told.append(f"last record {brief_time(now.waited_s)} ago{usual}")
-    if isinstance(run.summary.get("error"), str) and now.ended:
-        told.append(run.summary["error"])
+    for key in ("error", "ended_early"):
+        if isinstance(run.summary.get(key), str) and now.ended:
+            told.append(run.summary[key])
     style = {"silent": "bold red", "failed": "bold red", "unfinished": "yellow"}
     return Text(" · ".join(told), style=style.get(now.status, "bold"))
 

@@ -103,6 +103,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("output_dir=${nope}", ["output_dir", "nope"]),
         ("cluster.devices_per_node=1|pools.all=0-3", ["names device 3", "has 1 devices"]),
         ("checkpoint.best_metric=val/x/mean@1", ["no validation makes"]),
+        (
+            "validation.stop={metric: val/x/mean@1, patience: 2}",
+            ["validation.stop.metric: no validation makes 'val/x/mean@1'"],
+        ),
         ("reference=null|algorithm.loss=[{kind: kl}]", ["needs a `reference`"]),
         (
             "rewards.sort={fn: null, worker: 'a:B', tags: [sort], in_process: false}",
