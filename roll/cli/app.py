@@ -64,6 +64,7 @@ for name, command, example in (
     ("eval", results.evaluate, "outputs/run --sets gsm8k,my.yaml --checkpoint 40,80 -n 8"),
     ("chat", talk.chat, "outputs/run sampling.temperature=0 --checkpoint 40 --logprobs"),
     ("merge", results.merge, "outputs/run/checkpoints/step_000040 merged"),
+    ("average", results.average, "outputs/run --last 5 --out averaged"),
     ("migrate", run_files.migrate, "theirs.yaml -o run.yaml --model Qwen/Qwen3-1.7B"),
     ("doctor", machine.doctor, ""),
 ):

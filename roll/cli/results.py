@@ -1,5 +1,5 @@
-"""Commands on models and on the output_dir of runs: merge, report, compare, watch, samples,
-replay, eval."""
+"""Commands on models and on the output_dir of runs: merge, average, report, compare, watch,
+samples, replay, eval."""
 
 from __future__ import annotations
 
@@ -27,6 +27,29 @@ def merge(
         from roll.commands.merge import merge as merged
 
         merged(source, target, trust_remote_code=trust_remote_code)
+
+
+def average(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Hugging Face folders, or checkpoints; or one output_dir, with --last."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The Hugging Face folder to write.")],
+    last: Annotated[
+        int | None, typer.Option(min=2, help="Number of newest checkpoints of the run to take.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code of the model's folder, if named.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write the mean of the weights of several models, or checkpoints of a run, as one model."""
+    with reported(debug):
+        from roll.commands.average import average as averaged
+
+        averaged(sources, out, last=last, trust_remote_code=trust_remote_code)
 
 
 def report(
