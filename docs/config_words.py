@@ -32,6 +32,7 @@ UNITS_OF_NAMES = (
     (r".*_gb$", "GiB"),
     (r".*_mb$", "MiB"),
     (r"(.*_)?tokens(_per_\w+)?$|max_model_len$", "tokens"),
+    (r"(.*_)?token_ids$", "token ids"),
     (r"(.*_)?pixels$", "pixels"),
     (r"(.*_)?elements$", "elements"),
     (r"(.*_)?steps$", "steps"),

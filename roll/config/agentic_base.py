@@ -11,6 +11,7 @@ from roll.config.sections.environment import EnvironmentConfig, TaskDataConfig, 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.services.corpus import CorpusConfig
 from roll.config.sections.services.opponent import OpponentConfig
+from roll.config.sections.training import InferRole
 
 
 class AgenticBase(RlvrBase):
@@ -35,6 +36,12 @@ class AgenticBase(RlvrBase):
             return super().roles
         own: dict[str, RoleConfig] = {f"opponents.{n}": r for n, r in self.opponents.items()}
         return super().roles | own
+
+    @property
+    def players(self) -> dict[str, InferRole]:
+        """Every role whose engines follow the samplings of the run: the policy and opponents."""
+        own: dict[str, InferRole] = {f"opponents.{n}": r for n, r in self.opponents.items()}
+        return super().players | (own if self.generates else {})
 
     @property
     def models(self) -> dict[str, ModelConfig]:

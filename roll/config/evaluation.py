@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from roll.config.base import Config
 from roll.config.errors import nearest
+from roll.config.sampling_rules import engine_sampling_problems
 from roll.config.sections.data import RenderConfig, SourceConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import ClusterConfig, DeviceList
@@ -139,3 +140,14 @@ class ChatConfig(EvalConfig):
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=512)
     context: int = Field(default=4096, ge=2)
     """Largest number of tokens of a conversation; that of the model if it is smaller."""
+
+    @model_validator(mode="after")
+    def _follows(self) -> Self:
+        """Require a sampling that the engine can follow."""
+        infer = self.actor_infer
+        problems = engine_sampling_problems(
+            "sampling", self.sampling, "actor_infer", infer.strategy
+        )
+        if found := "\n".join(problems):
+            raise ValueError(found)
+        return self

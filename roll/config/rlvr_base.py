@@ -160,6 +160,11 @@ class RlvrBase(RunConfig):
         return {"sampling": self.sampling} | own
 
     @property
+    def players(self) -> dict[str, InferRole]:
+        """Every role whose engines follow the samplings of the run, by its key in the file."""
+        return {Role.ACTOR_INFER: self.actor_infer} if self.generates else {}
+
+    @property
     def needs(self) -> dict[Need, list[str]]:
         """Requirements of the algorithm and of the domains on the rest of the config, each with the
         parts that have it."""
@@ -222,6 +227,12 @@ class RlvrBase(RunConfig):
     def validation_sampling(self) -> SamplingConfig:
         """Sampling of validation: `validation.sampling`, or that of training if it is left out."""
         return self.validation.sampling or self.sampling
+
+    @property
+    def validation_samplings(self) -> dict[str, SamplingConfig]:
+        """Sampling that only validation has, by its key in the file; empty if there is none."""
+        own = self.validation.sampling
+        return {"validation.sampling": own} if own is not None else {}
 
     @property
     def longest_response(self) -> int:

@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
     """The reason why an engine stopped generating tokens."""
 
     STOP = "stop"
-    """The engine generated an end-of-sequence token or a stop string."""
+    """The engine generated an end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
     """The completion reached the token limit; the sample is truncated."""
     ABORT = "abort"

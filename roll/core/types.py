@@ -134,6 +134,8 @@ class SamplingParams:
     """Number of likeliest tokens to sample from; -1 means all."""
     stop: tuple[str, ...] = ()
     """Strings that end a continuation."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids of tokens that end a continuation, beside the end-of-sequence token."""
     ignore_eos: bool = False
     """Ignore the end-of-sequence token."""
     json_schema: str | None = None

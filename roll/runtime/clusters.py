@@ -17,6 +17,7 @@ from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
+from roll.models.token_ids import num_tokens
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.inference_service import InferenceService
 from roll.runtime.replicas import Replicas, build_fleet, devices_of_replicas
@@ -25,7 +26,7 @@ from roll.runtime.reward_workers import reward_model_devices, start_reward_model
 from roll.runtime.side_engines.judges import Judges, start_judges
 from roll.runtime.side_engines.opponents import Opponents, start_opponents
 from roll.runtime.side_engines.start import SideEngines, devices_of
-from roll.runtime.teachers import Teachers, num_tokens, start_teacher
+from roll.runtime.teachers import Teachers, start_teacher
 from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker

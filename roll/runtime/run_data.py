@@ -27,6 +27,7 @@ from roll.data.store.rows import StoredRows
 from roll.data.tasks import load_tasks
 from roll.models.image_processor import load_image_processor
 from roll.models.load import load_tokenizer
+from roll.models.token_ids import check_token_ids
 from roll.output_dir.replay_folder import ReplayFolder
 from roll.output_dir.resume import rendering_moment
 
@@ -75,12 +76,13 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     Raises:
         CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
             not in the format of this version.
-        ConfigError: the tokenizer cannot be loaded, or rows have pictures and the model or the
-            engine takes none.
+        ConfigError: the tokenizer cannot be loaded or lacks a token that a sampling names, or rows
+            have pictures and the model or the engine takes none.
         DataError: a source cannot be read, a prompt has a tag that no reward or teacher takes, or
             no training prompt has the tag of one of `domains`.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    check_token_ids(config.samplings | config.validation_samplings, tokenizer)
     dated = DatedTokenizer(tokenizer, moment)
     seen = placeholders(config.train_model, config.data.pictures)
     store = RowStore.at(config.data.cache)
@@ -114,6 +116,7 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
         DataError: a source cannot be read, or a task has a tag that no environment takes.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    check_token_ids(config.samplings | config.validation_samplings, tokenizer)
     train = load_tasks(config.data.sources)
     held_out = apart(load_tasks(config.validation.sets), train)
     for dataset in (train, held_out):

@@ -20,6 +20,7 @@ from roll.core.errors import ConfigError
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.models.load import load_config, load_tokenizer
+from roll.models.token_ids import num_tokens
 from roll.workers.model import TrainWorker
 from roll.workers.reference import ReferenceWorker
 from roll.workers.teacher import TeacherWorker
@@ -182,11 +183,6 @@ def check_distill_target(
                 f"{name}: gives {size} logits, and the tokenizer has {count} tokens; use a model "
                 "that knows all of them, or a tokenizer without the others"
             )
-
-
-def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the largest token id in the tokenizer's vocabulary, plus one."""
-    return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 
 
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:

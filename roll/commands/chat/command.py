@@ -30,6 +30,7 @@ from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.models.fetch import fetch
 from roll.models.load import load_config, load_tokenizer
+from roll.models.token_ids import check_token_ids
 from roll.platform.machine import count_gpus
 from roll.rewards.decoding import make_decode
 from roll.strategy.available import check_engine
@@ -86,6 +87,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
             make_folder(model, trust_remote_code=config.model.trust_remote_code)
         fetch([config.model])
         tokenizer = load_tokenizer(config.model)
+        check_token_ids({"sampling": config.sampling}, tokenizer)
         max_tokens = min(config.context, _positions(config) or config.context)
         conversation = Conversation(tokenizer, config.data, max_tokens)
         launcher = undo.enter_context(_launching(config))

@@ -16,6 +16,7 @@ from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts, named_sources
 from roll.data.questions import mapper
 from roll.models.load import load_tokenizer
+from roll.models.token_ids import check_token_ids
 from roll.runtime.run_data import check_tags
 
 
@@ -78,10 +79,13 @@ def load_questions(
         moment: date and time that the chat template treats as the present.
 
     Raises:
-        ConfigError: the tokenizer or a template cannot be used.
+        ConfigError: the tokenizer or a template cannot be used, or there is no such token as a
+            sampling names.
         DataError: a source cannot be read, or a row has a tag that no reward takes.
     """
-    tokenizer = DatedTokenizer(load_tokenizer(model), moment)
+    plain = load_tokenizer(model)
+    check_token_ids({f"{cell.set_name}.sampling": cell.questions.sampling for cell in cells}, plain)
+    tokenizer = DatedTokenizer(plain, moment)
     by_name = {cell.set_name: cell.questions for cell in cells}
     return {name: _load(name, own, tokenizer) for name, own in by_name.items()}
 

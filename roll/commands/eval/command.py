@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roll.commands.eval.cells import cells_of
+from roll.commands.eval.cells import Cell, cells_of
 from roll.commands.eval.evaluate import evaluate
 from roll.commands.eval.models import Examinee, find_models
 from roll.commands.eval.results import Line
 from roll.config.errors import nearest
 from roll.config.evaluation import EvalConfig, QuestionSet
 from roll.config.loading.question_sets import load_serving, set_file
+from roll.config.sampling_rules import engine_sampling_problems
+from roll.config.sections.training import InferRole
 from roll.core.errors import ConfigError
 from roll.platform.machine import count_gpus
 from roll.strategy.available import check_engine
@@ -70,8 +72,18 @@ def run_evaluation(asked: Asked) -> list[Line]:
     def config_of(model: Examinee) -> EvalConfig:
         return _serving(asked.engine, model, overrides.serving)
 
-    check_engine(config_of(models[0]).actor_infer.strategy.kind)
+    serving = config_of(models[0])
+    check_engine(serving.actor_infer.strategy.kind)
+    _require_followed(cells, serving.actor_infer)
     return evaluate(models, cells, config_of, out)
+
+
+def _require_followed(cells: Sequence[Cell], infer: InferRole) -> None:
+    """Raise ConfigError if the engine cannot follow the sampling of a set."""
+    for cell in cells:
+        key, sampling = f"{cell.set_name}.sampling", cell.questions.sampling
+        for problem in engine_sampling_problems(key, sampling, "actor_infer", infer.strategy):
+            raise ConfigError(problem)
 
 
 def _files(sets: str) -> dict[str, Path]:

@@ -240,19 +240,22 @@ def _is_here(model: ModelConfig) -> bool:
 
 def _maker(config: RunConfig) -> Make:
     """Return the function that makes tokenized rows of a source, as in a run; UserError if the
-    tokenizer or its chat template cannot be used."""
+    tokenizer or its chat template cannot be used, or it lacks a token that a sampling names."""
     from roll.data.chat.templates import DatedTokenizer
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
     from roll.models.load import load_tokenizer
+    from roll.models.token_ids import check_token_ids
     from roll.runtime.run_data import placeholders
 
     # The present serves as the date in chat templates: another date does not change the length.
-    tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
+    plain = load_tokenizer(config.train_model, fetch=False)
+    tokenizer = DatedTokenizer(plain, datetime.now())
     make: Any
     assert isinstance(config, RlvrBase | OfflineConfig)
     seen = placeholders(config.train_model, config.data.pictures, fetch=False)
     if isinstance(config, RlvrBase):
+        check_token_ids(config.samplings | config.validation_samplings, plain)
         make = partial(source_prompts, data=config.data, tokenizer=tokenizer, placeholders=seen)
     elif isinstance(config, SftConfig | DistillationConfig):
         make = texts_of(config.data, tokenizer, seen).source

@@ -16,6 +16,7 @@ from roll.config.checks.rollout import rollout_problems
 from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
+from roll.config.sampling_rules import engine_sampling_problems
 from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
@@ -132,7 +133,8 @@ def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
 
 
 def _sampling(config: RlvrBase) -> Iterator[str]:
-    """Yield greedy sampling in training, and greedy validation with several samples per prompt."""
+    """Yield greedy sampling in training, greedy validation with several samples per prompt, and
+    settings that an engine cannot follow."""
     for key, sampling in config.samplings.items():
         if sampling.temperature == 0 and key == "sampling":
             yield f"{key}.temperature: 0 makes all samples of a prompt equal; training needs more"
@@ -144,6 +146,13 @@ def _sampling(config: RlvrBase) -> Iterator[str]:
             "validation.samples_per_prompt: greedy sampling gives the same sample "
             f"{config.validation.samples_per_prompt} times; use 1 or a temperature above 0"
         )
+    told = set[str]()
+    for key, sampling in (config.samplings | config.validation_samplings).items():
+        for role, player in config.players.items():
+            for problem in engine_sampling_problems(key, sampling, role, player.strategy):
+                if (same := problem.replace(key, "")) not in told:  # a tag has it from the run
+                    told.add(same)
+                    yield problem
 
 
 def _pictures(config: RlvrBase) -> Iterator[str]:

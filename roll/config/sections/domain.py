@@ -8,7 +8,7 @@ from roll.config.algorithm.advantages import AdvantageConfig
 from roll.config.algorithm.shaping import RewardShapingConfig
 from roll.config.base import Config
 from roll.config.sections.rollout import FilterConfig
-from roll.config.sections.sampling import SamplingConfig
+from roll.config.sections.sampling import SamplingConfig, TokenId
 
 
 class DomainSampling(Config):
@@ -25,6 +25,8 @@ class DomainSampling(Config):
     """Longest response, in tokens."""
     stop: tuple[str, ...] | None = None
     """Strings that end a response."""
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens that end a response, by their ids."""
     ignore_eos: bool | None = None
     """Ignore the end-of-sequence token and always write `max_new_tokens` tokens."""
 

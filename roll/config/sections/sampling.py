@@ -1,8 +1,13 @@
 """Settings of sampling."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from roll.config.base import Config
+
+TokenId = Annotated[int, Field(ge=0)]
+"""Number of a token in the tokenizer's vocabulary."""
 
 
 class SamplingConfig(Config):
@@ -20,6 +25,10 @@ class SamplingConfig(Config):
     """Longest response, in tokens. A longer response is cut off and marked as truncated."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
+    stop_token_ids: tuple[TokenId, ...] = ()
+    """Tokens that end a response, by their ids, beside the model's end-of-sequence token. As that
+    one, the token stays in the response and is trained; its text too, unless it is a special
+    token."""
     ignore_eos: bool = False
     """Ignore the end-of-sequence token and always write `max_new_tokens` tokens (for
     benchmarks)."""

@@ -170,8 +170,8 @@ class Decoding:
 
     def _finish(self, sibling: Sibling) -> FinishReason:
         """Return why the sibling ends after its last token; ABORT means that it goes on."""
-        sampling = self.request.sampling
-        if not sampling.ignore_eos and sibling.tokens[-1] in self._eos:
+        sampling, last = self.request.sampling, sibling.tokens[-1]
+        if last in sampling.stop_token_ids or (last in self._eos and not sampling.ignore_eos):
             return FinishReason.STOP
         if sampling.stop:
             # A character takes at most four tokens (UTF-8 bytes), so a stop string fits here.

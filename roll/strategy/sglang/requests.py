@@ -94,7 +94,7 @@ def generate_input(
         eos: token that ends a response; None: no token does.
 
     Raises:
-        EngineError: the prompt leaves no room for a response, or the request has a grammar.
+        EngineError: the prompt leaves no room for a response, or SGLang cannot do what is asked.
     """
     sampling = request.sampling
     if sampling.json_schema is not None:
@@ -107,6 +107,11 @@ def generate_input(
             f"request {request.id!r} has {len(request.prompt_tokens)} prompt tokens; the engine "
             f"takes fewer than {max_model_len}"
         )
+    if sampling.ignore_eos and sampling.stop_token_ids:
+        raise EngineError(
+            f"request {request.id!r} has ignore_eos and stop_token_ids: SGLang would ignore both"
+        )
+    stops = {*sampling.stop_token_ids} if eos is None else {eos, *sampling.stop_token_ids}
     cut = is_partitioned(sampling)
     seed = secrets.randbits(62) if request.seed is None else request.seed + index
     return {
@@ -121,7 +126,7 @@ def generate_input(
             "top_k": sampling.top_k if sampling.top_k > 0 else vocab_size if cut else -1,
             "max_new_tokens": min(sampling.max_new_tokens, room),
             "ignore_eos": sampling.ignore_eos,
-            "stop_token_ids": [] if eos is None or sampling.ignore_eos else [eos],
+            "stop_token_ids": [] if sampling.ignore_eos else sorted(stops),
             "sampling_seed": seed,
             "stream_interval": STOP_INTERVAL if sampling.stop else STREAM_INTERVAL,
         },

@@ -25,6 +25,7 @@ def sampling_params(request: GenerateRequest) -> Any:
         top_k=sampling.top_k,
         max_tokens=sampling.max_new_tokens,
         stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         seed=request.seed,
         logprobs=0,  # only those of the sampled token
