@@ -55,7 +55,8 @@ PURE = {
     r"Scores?|Largest penalty, in units|Largest distance of a value",
     "a pure number": r"Lambda|Discount|Lower bound|Upper bound|Smallest ratio|Largest ratio|Rank\b|"
     r"Sampling temperature|Inverse temperature|Margin|Peak learning rate|Decoupled weight decay|"
-    r"Decay rates|Largest global norm|Largest loss|Largest absolute|Number added|Number that|"
+    r"Decay rates|Largest global norm|Largest loss|Largest absolute|Numbers? added|"
+    r"Number subtracted|Number that|"
     r"Value (above|below)|Replaces|Seed|First of these seeds|Recent pass rate|Mean of these",
     "a port": r"Port\b",
     "steps": r"Steps? (to|after)",
@@ -94,7 +95,8 @@ def _plain(annotation: Any) -> str:
     if origin in (tuple, list, frozenset):
         return f"list of {_many(type_of(arguments[0]))}"
     if origin is dict:
-        return f"mapping of names to {_many(type_of(arguments[1]))}"
+        names = "names" if arguments[0] is str else _many(type_of(arguments[0]))
+        return f"mapping of {names} to {_many(type_of(arguments[1]))}"
     if classes_in(annotation):
         return "section"
     raise TypeError(f"no words for the type {annotation}")

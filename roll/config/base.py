@@ -1,5 +1,8 @@
 """Base of every config class."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -18,6 +21,9 @@ class Config(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    absent: ClassVar[Mapping[str, str]] = {}
+    """Keys that a user may expect here -> why there are none, and what to do."""
 
     def changed(self, *names: str) -> list[str]:
         """Return which of these settings differ from their defaults.

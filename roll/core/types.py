@@ -132,6 +132,16 @@ class SamplingParams:
     """Probability mass of the tokens to sample from."""
     top_k: int = -1
     """Number of likeliest tokens to sample from; -1 means all."""
+    min_p: float = 0.0
+    """Share of the likeliest token's probability that a token needs to be sampled from."""
+    repetition_penalty: float = 1.0
+    """Divisor of positive logits of tokens that prompt or continuation have; factor of others."""
+    presence_penalty: float = 0.0
+    """Number subtracted from the logits of tokens that the continuation has."""
+    frequency_penalty: float = 0.0
+    """Number subtracted from the logit of a token for each time that the continuation has it."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Numbers added to the logits of tokens, by their ids."""
     stop: tuple[str, ...] = ()
     """Strings that end a continuation."""
     stop_token_ids: tuple[int, ...] = ()

@@ -106,6 +106,17 @@ class Keys:
             return []
         return [str(item) for item in items]
 
+    def wholes(self, key: str) -> list[int]:
+        """Return a list of whole numbers from 0 on; empty if there is none."""
+        value = self.raw(key)
+        if value is None:
+            return []
+        whole = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+        if not whole:
+            self._unread(key, value, "a list of whole numbers")
+            return []
+        return list(value)
+
     def use(self, key: str) -> None:
         """Note that a value was made of this key, and of everything below it."""
         for leaf in self.at(key):

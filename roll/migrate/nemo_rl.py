@@ -120,6 +120,9 @@ def _put_grpo(job: Job, pool: str, devices: int, length: int) -> None:
             job.put(f"sampling.{name}", read(value), f"{at}.{name}")
     if job.keys.texts(f"{at}.stop_strings"):
         job.put("sampling.stop", job.keys.texts(f"{at}.stop_strings"), f"{at}.stop_strings")
+    if job.keys.wholes(f"{at}.stop_token_ids"):
+        stops = job.keys.wholes(f"{at}.stop_token_ids")
+        job.put("sampling.stop_token_ids", stops, f"{at}.stop_token_ids")
     _put_sources(job, {"prompt": "prompt", "answer": "answer"}, "grpo")
     job.put("actor_infer.pool", pool, note="all roles share the devices")
     kinds = {"vllm": "vllm", "sglang": "sglang"}

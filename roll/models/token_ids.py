@@ -24,9 +24,11 @@ def check_token_ids(
         samplings: key in the file -> sampling.
     """
     for key, sampling in samplings.items():
-        for token in sampling.stop_token_ids:
+        named = [("stop_token_ids", token) for token in sampling.stop_token_ids]
+        named += [("logit_bias", token) for token in sampling.logit_bias]
+        for name, token in named:
             if token >= num_tokens(tokenizer):
                 raise ConfigError(
-                    f"{key}.stop_token_ids: there is no token {token}; the tokenizer has the ids 0 "
+                    f"{key}.{name}: there is no token {token}; the tokenizer has the ids 0 "
                     f"to {num_tokens(tokenizer) - 1}"
                 )

@@ -16,7 +16,7 @@ from roll.config.checks.rollout import rollout_problems
 from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
-from roll.config.sampling_rules import engine_sampling_problems
+from roll.config.sampling_rules import engine_sampling_problems, trained_sampling_problems
 from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
@@ -133,13 +133,14 @@ def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
 
 
 def _sampling(config: RlvrBase) -> Iterator[str]:
-    """Yield greedy sampling in training, greedy validation with several samples per prompt, and
-    settings that an engine cannot follow."""
+    """Yield settings that the trainer or an engine cannot follow, greedy sampling in training, and
+    greedy validation with several samples per prompt."""
     for key, sampling in config.samplings.items():
         if sampling.temperature == 0 and key == "sampling":
             yield f"{key}.temperature: 0 makes all samples of a prompt equal; training needs more"
         elif sampling.top_k == 1 and (key == "sampling" or config.sampling.top_k != 1):
             yield f"{key}.top_k: 1 makes all samples of a prompt equal; raise it, or leave it out"
+    yield from trained_sampling_problems("sampling", config.sampling)
     greedy = config.validation_sampling.is_greedy
     if config.validation.sets and greedy and config.validation.samples_per_prompt > 1:
         yield (

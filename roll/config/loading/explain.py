@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
+from roll.config.base import Config
 from roll.config.errors import nearest
 from roll.config.loading.layers import Origins
 from roll.config.user_code.own import BUILT_IN, OWN, OrOwn, OwnPart
@@ -102,6 +103,8 @@ def _describe_one(
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden" and key in RENAMED:
         yield f"{where}: {key} = {_short(item['input'])}: now it is `{RENAMED[key]}`"
+    elif kind == "extra_forbidden" and owner and keys[-1] in _absent(owner):
+        yield f"{where}: {key} = {_short(item['input'])}: {_absent(owner)[keys[-1]]}"
     elif kind == "extra_forbidden":
         known = owner.model_fields if owner else {}
         own = _of_own(owner)
@@ -139,6 +142,11 @@ def _describe_one(
             where = origins.where(f"{key}.{message.split(':', 1)[0]}")
         message = message[:1].lower() + message[1:]
         yield f"{where}: {key} = {_short(item['input'])}: {message}"
+
+
+def _absent(owner: type[BaseModel]) -> Mapping[str, str]:
+    """Return the keys that a class has on purpose not, with the reason for each."""
+    return owner.absent if issubclass(owner, Config) else {}
 
 
 def _of_own(owner: type[BaseModel] | None) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from roll.config.algorithm.advantages import AdvantageConfig
 from roll.config.algorithm.shaping import RewardShapingConfig
 from roll.config.base import Config
 from roll.config.sections.rollout import FilterConfig
-from roll.config.sections.sampling import SamplingConfig, TokenId
+from roll.config.sections.sampling import NOT_TRAINED, RESHAPING, SamplingConfig, TokenId
 
 
 class DomainSampling(Config):
     """Sampling of one tag in training and, without `validation.sampling`, in validation. What is
     left out is as in `sampling`."""
 
+    absent: ClassVar[Mapping[str, str]] = dict.fromkeys(RESHAPING, NOT_TRAINED)
     temperature: float | None = Field(default=None, gt=0)
     """Sampling temperature. The trainer computes log-probs of these samples at it."""
     top_p: float | None = Field(default=None, gt=0, le=1)

@@ -8,6 +8,14 @@ from roll.config.base import Config
 
 TokenId = Annotated[int, Field(ge=0)]
 """Number of a token in the tokenizer's vocabulary."""
+RESHAPING = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+"""Settings that no sampling of training may have."""
+NOT_TRAINED = (
+    "changes the distribution that the engine draws from, and the trainer computes log-probs of "
+    "the whole distribution at the temperature, so all ratios would be wrong; leave it out, or set "
+    "it in validation.sampling (`roll eval` and `roll chat` take it, too)"
+)
+"""Why a setting is refused in training, and what to do."""
 
 
 class SamplingConfig(Config):
@@ -21,6 +29,21 @@ class SamplingConfig(Config):
     top_k: int = Field(default=-1, ge=-1)
     """Number of likeliest tokens to sample from; -1 means all. Any other value causes a mismatch,
     as `top_p` does."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Share of the likeliest token's probability that a token needs to be sampled from, before
+    `top_k` and `top_p` cut; 0 means all tokens. Not in training."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Divisor of the logits of tokens that the prompt or the response has already, where they are
+    positive; negative ones are multiplied by it (arXiv 1909.05858). 1: none. Not in training."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Number subtracted from the logits of tokens that the response has already (of agents: the
+    turn). Not in training."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Number subtracted from the logit of a token for each time that the response has it already
+    (of agents: the turn). Not in training."""
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = {}
+    """Numbers added to the logits of tokens, by their ids, before the penalties; -100 forbids a
+    token, as far as any other one is possible. Not in training."""
     max_new_tokens: int = Field(default=1024, ge=1)
     """Longest response, in tokens. A longer response is cut off and marked as truncated."""
     stop: tuple[str, ...] = ()
@@ -32,6 +55,12 @@ class SamplingConfig(Config):
     ignore_eos: bool = False
     """Ignore the end-of-sequence token and always write `max_new_tokens` tokens (for
     benchmarks)."""
+
+    @property
+    def reshaping(self) -> list[str]:
+        """Names of the settings that change the distribution in a way that a trainer, which knows
+        the temperature alone, cannot compute."""
+        return self.changed(*RESHAPING)
 
     @property
     def is_greedy(self) -> bool:

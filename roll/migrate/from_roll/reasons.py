@@ -118,7 +118,7 @@ LAST_PARTS: dict[str, str] = {
     "additional_target": "weights beside the adapter are not trained",
     "disable_gradient_checkpointing": "this role has no backward pass, or its backend another key",
     "num_beams": "responses are sampled; there is no beam search",
-    "repetition_penalty": "log-probs would not be those of the trainer's distribution",
+    "repetition_penalty": "log-probs would not be the trainer's; `validation.sampling` takes it",
     "include_stop_str_in_output": "a response keeps the tokens that the policy wrote",
     "logprobs": "the log-probs of all tokens are always kept",
     "num_return_sequences": "a prompt has data.samples_per_prompt samples",

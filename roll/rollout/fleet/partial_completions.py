@@ -63,7 +63,8 @@ def continuable_part(written: Completion, sampling: SamplingParams) -> Completio
 
     A finished completion is returned as it is. One with `max_new_tokens` tokens ends with LENGTH.
 
-    A grammar begins with the first token that an engine writes, so nothing is kept then.
+    A grammar begins with the first token that an engine writes, and penalties count from there, so
+    nothing is kept then.
 
     An engine finds stop strings only in the tokens that it writes itself. So that no stop string
     can lie across the boundary of the two parts, the last tokens are dropped and written again: as
@@ -74,6 +75,8 @@ def continuable_part(written: Completion, sampling: SamplingParams) -> Completio
     if len(written) >= sampling.max_new_tokens:
         return replace(written, finish=FinishReason.LENGTH)
     if sampling.json_schema is not None:  # an engine follows a grammar from its beginning only
+        return written.part(0, 0)
+    if sampling.presence_penalty or sampling.frequency_penalty:  # prompts do not count
         return written.part(0, 0)
     if not sampling.stop:
         return written

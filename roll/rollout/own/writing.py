@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from roll.config.sections.sampling import NOT_TRAINED, RESHAPING
 from roll.core.completion import NOBODY, Completion, FinishReason, Written
+from roll.core.errors import UserError
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.distributed.remote_contents import contents_here
 from roll.rollout.single_turn import group_seed
@@ -57,14 +59,19 @@ class Writing:
             sampling: sampling in place of that of the run.
 
         Raises:
+            UserError: the sampling changes the distribution as no sampling of training may.
             RollError: the engine failed, or made no progress in time.
         """
+        asked = sampling or self.sampling
+        for name in RESHAPING:
+            if getattr(asked, name) != getattr(self.sampling, name):
+                raise UserError(f"rollout.loop: {name} {NOT_TRAINED}")
         number, self._requests = self._requests, self._requests + 1
         before = () if so_far is None else so_far.tokens
         request = GenerateRequest(
             f"{self.name}/own{number}",
             [*self.prompt.tokens, *before],
-            sampling or self.sampling,
+            asked,
             n,
             group_seed(self._seed, str(number)) if number else self._seed,
             self.prompt.pictures,

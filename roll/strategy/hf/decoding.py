@@ -27,7 +27,7 @@ from roll.core.completion import (
 from roll.core.types import GenerateRequest
 from roll.strategy.hf.grammar import Matcher, restrict
 from roll.strategy.hf.passes import Weights
-from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
+from roll.strategy.hf.sampling import Distribution, sample_tokens
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class Decoding:
         self._last_N = torch.empty(0, dtype=torch.long)
         """Id of the newest token of each running sibling, int64 `[N]`."""
         self._prefilled = 0
+        self._distribution = Distribution(request.sampling, len(request.prompt_tokens))
 
     def step(self, weights: Weights) -> int:
         """Generate one token for every running sibling; end the request if none is left running.
@@ -104,10 +105,9 @@ class Decoding:
         """
         self._prefilled = 0
         logits_NV = self._forward(weights)
-        sampling = self.request.sampling
         if self._matchers:
             logits_NV = restrict(logits_NV, [self._matchers[index] for index in self._live])
-        logprobs_NV = scaled_logprobs(logits_NV, sampling)
+        logprobs_NV = self._distribution.logprobs(logits_NV, self._tokens_so_far(logits_NV.device))
         tokens_N = self._choose(logprobs_NV)
         chosen = logprobs_NV.gather(1, tokens_N.to(logprobs_NV.device)[:, None])[:, 0].tolist()
         for index, token, logprob in zip(self._live, tokens_N.tolist(), chosen, strict=True):
@@ -136,6 +136,14 @@ class Decoding:
         generators = [self.siblings[index].generator for index in self._live]
         greedy = self.request.sampling.temperature == 0
         return sample_tokens(logprobs_NV, generators, greedy=greedy)
+
+    def _tokens_so_far(self, device: torch.device) -> Tensor | None:
+        """Return prompt and response of each running sibling, int64 `[N, T]`; None if the
+        distribution does not depend on them."""
+        if not self._distribution.reads_tokens:
+            return None
+        rows = [[*self.request.prompt_tokens, *self.siblings[i].tokens] for i in self._live]
+        return torch.tensor(rows, device=device)
 
     def _forward(self, weights: Weights) -> Tensor:
         """Compute the logits `[N, V]` of the next token of each running sibling."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from roll.config.sampling_rules import refused_by_sglang
 from roll.core.completion import (
     LOGPROB_TYPE,
     TOKEN_TYPE,
@@ -107,10 +108,8 @@ def generate_input(
             f"request {request.id!r} has {len(request.prompt_tokens)} prompt tokens; the engine "
             f"takes fewer than {max_model_len}"
         )
-    if sampling.ignore_eos and sampling.stop_token_ids:
-        raise EngineError(
-            f"request {request.id!r} has ignore_eos and stop_token_ids: SGLang would ignore both"
-        )
+    for name, why in refused_by_sglang(sampling):
+        raise EngineError(f"request {request.id!r} has {name}: with SGLang, {why}")
     stops = {*sampling.stop_token_ids} if eos is None else {eos, *sampling.stop_token_ids}
     cut = is_partitioned(sampling)
     seed = secrets.randbits(62) if request.seed is None else request.seed + index
@@ -127,6 +126,7 @@ def generate_input(
             "max_new_tokens": min(sampling.max_new_tokens, room),
             "ignore_eos": sampling.ignore_eos,
             "stop_token_ids": [] if sampling.ignore_eos else sorted(stops),
+            "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
             "sampling_seed": seed,
             "stream_interval": STOP_INTERVAL if sampling.stop else STREAM_INTERVAL,
         },

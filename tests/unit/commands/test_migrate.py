@@ -302,6 +302,7 @@ def test_nemo_rl(tmp_path: Path) -> None:
     assert config.actor_train.samples_per_update == 512
     assert config.algorithm.advantage.model_dump()["baseline"] == "leave_one_out"
     assert config.actor_train.packing is True
+    assert config.sampling.stop_token_ids == (151643,)
     assert config.rewards["math"].fn == "math"
 
 

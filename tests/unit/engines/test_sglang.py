@@ -313,5 +313,5 @@ def test_a_heartbeat_that_failed_does_not_fail_the_next_ones() -> None:
 def test_stop_tokens_stand_beside_the_end_of_sequence_and_never_alone_with_it_ignored() -> None:
     stops = SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=(7, 5))
     assert asked(stops)["sampling_params"]["stop_token_ids"] == [1, 5, 7]
-    with pytest.raises(EngineError, match="ignore_eos and stop_token_ids"):
+    with pytest.raises(EngineError, match="has stop_token_ids: with SGLang, `ignore_eos`"):
         asked(replace(stops, ignore_eos=True))

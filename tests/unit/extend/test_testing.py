@@ -296,6 +296,12 @@ class Dictated(RolloutLoop):
         return [writing.given("42")] * writing.wanted
 
 
+class Penalized(RolloutLoop):
+    async def responses(self, writing: Writing) -> list[Completion]:
+        sampling = replace(writing.sampling, presence_penalty=0.5)
+        return await writing.generate(n=writing.wanted, sampling=sampling)
+
+
 class Drawn(RolloutLoop):
     async def responses(self, writing: Writing) -> list[Completion]:
         limit = random.randint(1, 32)
@@ -342,6 +348,7 @@ WRONG: list[tuple[Callable[[Any], object], Any, str]] = [
     (check_chat_template, Shouting(), "is not in the text"),
     (check_chat_template, Counting(), "which must begin with the two"),
     (check_rollout_loop, own_parts.Few(), "4 responses are wanted, and the loop returned"),
+    (check_rollout_loop, Penalized(), "rollout.loop: presence_penalty changes the distribution"),
     (check_rollout_loop, Long(), "tokens, and sampling.max_new_tokens is 32"),
     (check_rollout_loop, Dictated(), "a response has no token of the policy"),
     (check_rollout_loop, Drawn(), "the same seed gives other responses"),
