@@ -5,7 +5,7 @@ The types are plain, can be pickled, and do not need torch, so that small proces
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,12 +144,24 @@ class SamplingParams:
     """Numbers added to the logits of tokens, by their ids."""
     stop: tuple[str, ...] = ()
     """Strings that end a continuation."""
+    stop_in_text: bool = True
+    """Leave the stop string that ended a response in its text."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids of tokens that end a continuation, beside the end-of-sequence token."""
     ignore_eos: bool = False
     """Ignore the end-of-sequence token."""
     json_schema: str | None = None
     """JSON schema, as JSON text, whose grammar all tokens follow; for judges. None: no grammar."""
+
+    def text_of(self, written: Completion, decode: Callable[[Sequence[int]], str]) -> str:
+        """Return the text of a whole response as rewards read it: all of it, or if `stop_in_text`
+        is false what comes before the stop string that its last token completed."""
+        text = decode(written.tokens)
+        if self.stop_in_text or written.finish is not FinishReason.STOP:
+            return text
+        before = decode(written.tokens[:-1])
+        ends = [text.index(stop) for stop in self.stop if stop in text and stop not in before]
+        return text[: min(ends, default=len(text))]
 
 
 @pickle_by_fields
@@ -264,7 +276,8 @@ class Sample:
     @property
     def response_text(self) -> str:
         """Decoded completion without special tokens, except those that mark the begin and end of
-        thoughts (such as `<think>`). ValueError if it was not decoded."""
+        thoughts (such as `<think>`), and without its stop string if `stop_in_text` is false.
+        ValueError if it was not decoded."""
         text = self.completion.text
         if text is None:
             raise ValueError(f"the completion of sample {self.id} was not decoded")

@@ -172,7 +172,7 @@ class SingleTurn:
                 group.prompt,
                 completion,
             )
-            for name, completion in zip(names, self._decoded(completions), strict=True)
+            for name, completion in zip(names, self._decoded(group, completions), strict=True)
         ]
         with self._reward_time(group.name):
             scored = list(await self.score(samples))
@@ -193,10 +193,13 @@ class SingleTurn:
                 f"the rewards of group {group_id} did not finish within {self.reward_timeout_s:g} s"
             ) from error
 
-    def _decoded(self, completions: Sequence[Completion]) -> list[Completion]:
+    def _decoded(
+        self, group: UnfinishedGroup, completions: Sequence[Completion]
+    ) -> list[Completion]:
         """Return the completions with their texts. Tokens that are elsewhere have theirs."""
+        sampling = self.tag_sampling.get(group.prompt.tag, self.sampling)
         return [
-            one.with_text(self.decode(one.content.tokens))
+            one.with_text(sampling.text_of(one, self.decode))
             if isinstance(one.content, Written) and one.content.text is None
             else one
             for one in completions

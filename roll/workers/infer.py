@@ -11,7 +11,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import InferRole
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
-from roll.core.types import GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.distributed.dispatch import dispatch
 from roll.distributed.remote_contents import CONTENTS_APART
 from roll.distributed.worker import Worker
@@ -54,13 +54,14 @@ class InferWorker(Worker):
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """Generate the completions of a request; see `InferenceStrategy.generate`. Finished ones
         have their text: to decode all of them would take most of the driver's time."""
-        return [self._with_text(one) for one in await self.engine.generate(request)]
+        written = await self.engine.generate(request)
+        return [self._with_text(one, request.sampling) for one in written]
 
-    def _with_text(self, written: Completion) -> Completion:
+    def _with_text(self, written: Completion, sampling: SamplingParams) -> Completion:
         """Return the completion with its text, unless another replica will continue it."""
         if self._decode is None or written.finish is FinishReason.ABORT:
             return written
-        return written.with_text(self._decode(written.tokens))
+        return written.with_text(sampling.text_of(written, self._decode))
 
     async def abort(self, request_id: str) -> None:
         """End a running request, whose call of `generate` then returns; ignore an unknown id."""

@@ -34,3 +34,17 @@ def test_a_stop_token_is_trained_and_read_by_rewards_as_the_last_of_its_response
         assert len(ids) == len(logprobs)
     with pytest.raises(ConfigError, match=r"sampling\.stop_token_ids: there is no token 6500"):
         run_local(path, [*run, "sampling.stop_token_ids=[6500]", "resume=never"])
+
+
+def test_rewards_read_a_text_without_its_stop_string_while_its_token_is_trained(
+    tmp_path: Path,
+) -> None:
+    stops = "[" + ",".join(f"'{digit}'" for digit in "0123456789") + "]"
+    run = ["max_steps=2", "track.samples=all", f"sampling.stop={stops}"]
+    records = run_local(write_task(tmp_path), [*run, "sampling.stop_in_text=false"])
+    assert all(record["reward/digits/mean"] == 0 for record in records[:-1])
+    assert all(record["mismatch/logprob_abs_max"] < 1e-5 for record in records[:-1])
+    kept = pd.read_parquet(tmp_path / "out" / "samples")
+    assert not kept["response"].str.contains(r"\d").any()
+    ends = [ids[-1] for ids in kept["response_ids"]]
+    assert sum(end in DIGITS for end in ends) > len(kept) / 2

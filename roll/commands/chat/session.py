@@ -115,7 +115,7 @@ class Session:
         completion = self.speaker.answer(
             prompt, sampling, seed, stream.take if stream is not None else lambda *_: None
         )
-        text = self.decode(completion.tokens)
+        text = sampling.text_of(completion, self.decode)
         if stream is not None:
             stream.end(text)
         self.conversation.add(question.text, text)

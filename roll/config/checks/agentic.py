@@ -82,6 +82,9 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
             f"algorithm.advantage.kind: {', '.join(config.needs[Need.GREEDY_BASELINE])} compares "
             "with a greedy response, which episodes have not; use another advantage"
         )
+    for key, sampling in (config.samplings | config.validation_samplings).items():
+        if not sampling.stop_in_text:
+            yield f"{key}.stop_in_text: environments read turns as they were written; drop it"
     yield from _held_out(config)
     yield from _players(config)
     yield from _branching(config)

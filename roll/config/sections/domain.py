@@ -29,6 +29,8 @@ class DomainSampling(Config):
     """Longest response, in tokens."""
     stop: tuple[str, ...] | None = None
     """Strings that end a response."""
+    stop_in_text: bool | None = None
+    """Leave the stop string that ended a response in the text that rewards and validation read."""
     stop_token_ids: tuple[TokenId, ...] | None = None
     """Tokens that end a response, by their ids."""
     ignore_eos: bool | None = None

@@ -47,7 +47,11 @@ class SamplingConfig(Config):
     max_new_tokens: int = Field(default=1024, ge=1)
     """Longest response, in tokens. A longer response is cut off and marked as truncated."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response."""
+    """Strings that end a response. Its tokens, the one that completes such a string included, stay
+    in the response and are trained."""
+    stop_in_text: bool = True
+    """Leave the stop string that ended a response, and what its last token has behind it, in the
+    text that rewards and validation read. The tokens stay the same."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """Tokens that end a response, by their ids, beside the model's end-of-sequence token. As that
     one, the token stays in the response and is trained; its text too, unless it is a special

@@ -78,6 +78,7 @@ def test_every_setting_of_sampling_is_known_to_be_trained_or_not() -> None:
         "top_k",
         "max_new_tokens",
         "stop",
+        "stop_in_text",
         "stop_token_ids",
         "ignore_eos",
     }
@@ -152,3 +153,15 @@ def test_a_bias_survives_the_file_of_the_resolved_config(run_file: Path, tmp_pat
     assert found == config
     assert isinstance(found, RlvrBase)
     assert found.validation_sampling.logit_bias == {5: -100.0, 7: 1.5}
+
+
+def test_a_tag_has_texts_without_their_stop_string_and_environments_have_none(
+    run_file: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config = loaded(run_file, "domains.sort.sampling.stop_in_text=false")
+    assert config.sampling.stop_in_text
+    assert not config.domain_sampling["sort"].stop_in_text
+    for key in ("sampling", "validation.sampling"):
+        told = error(task(tmp_path / key), f"{key}.stop_in_text=false")
+        assert f"{key}.stop_in_text: environments read turns as they were written" in told
