@@ -8,13 +8,12 @@ from pydantic import Field, model_validator
 
 from roll.config.base import Config
 from roll.config.errors import nearest
-from roll.config.sampling_rules import engine_sampling_problems
 from roll.config.sections.data import RenderConfig, SourceConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import ClusterConfig, DeviceList
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.rollout import HealthConfig
-from roll.config.sections.sampling import SamplingConfig
+from roll.config.sections.sampling import SamplingConfig, engine_sampling_problems
 from roll.config.sections.services.judge import UrlJudgeConfig
 from roll.config.sections.training import InferRole
 

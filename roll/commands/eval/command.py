@@ -16,7 +16,7 @@ from roll.commands.eval.results import Line
 from roll.config.errors import nearest
 from roll.config.evaluation import EvalConfig, QuestionSet
 from roll.config.loading.question_sets import load_serving, set_file
-from roll.config.sampling_rules import engine_sampling_problems
+from roll.config.sections.sampling import engine_sampling_problems
 from roll.config.sections.training import InferRole
 from roll.core.errors import ConfigError
 from roll.platform.machine import count_gpus

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from roll.config.sampling_rules import refused_by_sglang
+from roll.config.sections.sampling import refused_by_sglang
 from roll.core.completion import (
     LOGPROB_TYPE,
     TOKEN_TYPE,
