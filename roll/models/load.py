@@ -32,6 +32,7 @@ from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.models.deferred.checkpoint import deferred_tensors
 from roll.models.deferred.tensor import realize_buffers
+from roll.models.overrides import overridden
 from roll.models.vision.parts import language_model, sees
 
 _LOADING = threading.Lock()
@@ -80,18 +81,19 @@ def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedToken
 
 
 def load_config(model: ModelConfig) -> PreTrainedConfig:
-    """Load the Hugging Face configuration of `model`, with all dropout set to 0.
-
-    Dropout is off, because the probability ratio of two passes must not be random.
+    """Load the Hugging Face configuration of `model`, with its `overrides`, and with all dropout set
+    to 0: the probability ratio of two passes must not be random.
 
     Raises:
-        ConfigError: the folder does not exist or is no checkpoint, or the hub cannot be reached.
+        ConfigError: the folder does not exist or is no checkpoint, the hub cannot be reached, or
+            `model.overrides` does not fit the model.
     """
     _check_folder(model.path, model)
     try:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
+    config = overridden(config, model.overrides)
     _without_dropout(config)
     return config
 

@@ -208,9 +208,13 @@ def start(
     loop: asyncio.AbstractEventLoop,
     *,
     dtype: str = "float32",
+    overrides: Mapping[str, Any] | None = None,
+    oracle: Path | None = None,
     **options: Any,
 ) -> Rig:
-    model = ModelConfig(path=str(path))
+    """Start an engine with the model of a folder; its oracle is that of another folder, if one is
+    named."""
+    model = ModelConfig(path=str(path), overrides=overrides or {})
     setup = EngineSetup(spec=SPEC, model=model, dtype=dtype, max_model_len=512)
     engine: InferenceStrategy
     port = free_port()
@@ -223,6 +227,6 @@ def start(
         engine = VllmEngine(VllmConfig(**settings), setup)
     sees = "vision_config" in AutoConfig.from_pretrained(path).sub_configs
     factory = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    rig = Rig(kind, engine, port, loop, factory.from_pretrained(path))
+    rig = Rig(kind, engine, port, loop, factory.from_pretrained(oracle or path))
     rig.run(engine.start())
     return rig

@@ -6,7 +6,7 @@ Tensors are read one after the other; a rank reads only tensors of which it hold
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,8 +33,12 @@ _PASSED_BYTES = 2**26
 """Bytes of tensors after which malloc is asked to return what is free."""
 
 
-def read_config(folder: Path) -> Config:
+def read_config(folder: Path, replaced: Mapping[str, Any] | None = None) -> Config:
     """Read the `config.json` of a folder and complete it with defaults.
+
+    Args:
+        replaced: values to take in place of those in the file; those of a nested section are merged
+            with the section, but `rope_parameters` are whole.
 
     Raises:
         ConversionError: there is no `config.json`, or it is not JSON.
@@ -43,7 +47,21 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     if not path.is_file():
         raise ConversionError(f"{folder} has no config.json; expected a Hugging Face model folder")
-    return completed(read_json(path))
+    return completed(_with(read_json(path), replaced or {}))
+
+
+def _with(values: Mapping[str, Any], replaced: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config with others in their place."""
+    found = dict(values)
+    for key, value in replaced.items():
+        inner = values.get(key)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "rope_parameters":
+            found[key] = _with(inner, value)
+        else:
+            found[key] = value
+    if "rope_parameters" in replaced:
+        found.pop("rope_scaling", None)  # the older name of the same
+    return found
 
 
 def table_in(folder: Path) -> ModelTable:

@@ -190,6 +190,7 @@ def _walk(
             "dtype": "float32",
             "attention": "eager" if config.attention == "eager" else "sdpa",
             "made_by": None,
+            "overrides": {},  # the small model has them in its config.json
             "freeze": parts_in(config.freeze),
         }
         if len(config.freeze) > len(values["freeze"]):

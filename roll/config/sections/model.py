@@ -1,6 +1,6 @@
 """Settings of a model."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -53,6 +53,10 @@ class ModelConfig(Config):
     checkpoint, such as `model.embed_tokens.*` or `model.layers.[0-9].*` (`*` stands for any text,
     dots included), and parts of a model that reads pictures, such as `vision`. They have no
     optimizer state, and are pushed to each engine only once."""
+    overrides: dict[str, Any] = {}
+    """Values of config.json that are replaced, by key, such as `rope_scaling` and
+    `max_position_embeddings`; keys of a nested section are merged with what is there. Trainers,
+    reference and engines compute with them, and exported models have them."""
     trust_remote_code: bool = False
     """Run the Python code that comes with the checkpoint."""
     made_by: str | None = Field(default=None, min_length=1)

@@ -32,6 +32,7 @@ from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.models.load import load_config
 from roll.models.lora import HEADS
+from roll.models.overrides import replaced_values
 from roll.models.vision.parts import require_parts, sees
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.pictures import Sight
@@ -100,7 +101,7 @@ def load_model(
         aux_loss_coeff=config.aux_loss_coef,
     )
     try:
-        found = read_config(folder)
+        found = read_config(folder, _replaced(model))
         table = table_in(folder)
         check_layout(table, sizes)
         bare = build_model(found, sizes, options)
@@ -127,6 +128,11 @@ def load_model(
         frozen=frozen,
         trained=trained,
     )
+
+
+def _replaced(model: ModelConfig) -> dict[str, Any]:
+    """Return the values of config.json that `model.overrides` replaces."""
+    return replaced_values(load_config(model), model.overrides) if model.overrides else {}
 
 
 def _freeze(

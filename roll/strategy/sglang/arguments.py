@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def engine_arguments(
     max_model_len: int,
     seed: int,
     cpu: bool,
+    overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the keyword arguments of SGLang's `Engine`.
 
@@ -33,6 +35,7 @@ def engine_arguments(
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
         max_model_len: largest length of prompt plus response, in tokens.
         cpu: true if the engine runs without a GPU.
+        overrides: values of the model's config, see `replaced_values`.
     """
     arguments: dict[str, Any] = {
         "model_path": model.path,
@@ -57,6 +60,8 @@ def engine_arguments(
     }
     sleep = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     arguments |= _cpu_arguments(config, max_model_len) if cpu else sleep
+    if overrides:
+        arguments["json_model_override_args"] = json.dumps(overrides)
     return arguments | config.engine_args
 
 

@@ -21,6 +21,8 @@ from roll.config.sections.strategy import NO_PICTURES, SglangConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat
+from roll.models.load import load_config
+from roll.models.overrides import replaced_values
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import read_checkpoint
@@ -162,6 +164,7 @@ class SglangEngine:
             max_model_len=self._max_model_len,
             seed=self._spec.seed,
             cpu=cpu,
+            overrides=replaced_values(load_config(self._model), self._model.overrides),
         )
         return StartMessage(
             arguments=arguments,

@@ -14,6 +14,7 @@ RESERVED_ARGUMENTS = {
     "trust_remote_code": "model.trust_remote_code",
     "dtype": "actor_infer.dtype",
     "random_seed": "seed",
+    "json_model_override_args": "model.overrides",
     "context_length": "actor_infer.strategy.max_model_len",
     "max_running_requests": "actor_infer.strategy.max_num_seqs",
     "tp_size": "actor_infer.strategy.tp",

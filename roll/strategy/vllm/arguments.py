@@ -28,7 +28,7 @@ def engine_arguments(
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
         max_model_len: largest length of prompt plus response, in tokens.
         cpu: true if the engine runs on CPUs.
-        overrides: values of the model's config, see `missing_keys`.
+        overrides: values of the model's config, see `missing_keys` and `replaced_values`.
     """
     arguments: dict[str, Any] = {
         "model": model.path,

@@ -23,6 +23,7 @@ from roll.core.errors import EngineError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.processes.child_forks import servers_in_use
 from roll.models.load import load_config
+from roll.models.overrides import replaced_values
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint
@@ -276,6 +277,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         keep_deaths_quiet()
+        hf_config = load_config(self._model)
         arguments = engine_arguments(
             self._config,
             self._model,
@@ -283,7 +285,7 @@ class VllmEngine:
             max_model_len=self._max_model_len,
             seed=self._spec.seed,
             cpu=cpu,
-            overrides=missing_keys(load_config(self._model)),
+            overrides=missing_keys(hf_config) | replaced_values(hf_config, self._model.overrides),
         )
         with forked_core():
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -144,7 +144,7 @@ def test_a_cut_distribution_reports_its_own_logprobs_and_a_refusal_is_an_error()
         sibling.extend(output([1, 2], [0, 0], refusal), CUT)
 
 
-def arguments(**options: Any) -> dict[str, Any]:
+def arguments(overrides: dict[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
     return engine_arguments(
         SglangConfig(**options),
         ModelConfig(path="m"),
@@ -152,7 +152,13 @@ def arguments(**options: Any) -> dict[str, Any]:
         max_model_len=64,
         seed=0,
         cpu=True,
+        overrides=overrides or {},
     )
+
+
+def test_values_of_the_model_config_reach_sglang_as_json() -> None:
+    assert "json_model_override_args" not in arguments()
+    assert arguments({"a": {"b": 1}})["json_model_override_args"] == '{"a": {"b": 1}}'
 
 
 def test_further_arguments_reach_sglang_and_all_of_ours_are_the_frameworks_to_set() -> None:
