@@ -81,8 +81,8 @@ def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedToken
 
 
 def load_config(model: ModelConfig) -> PreTrainedConfig:
-    """Load the Hugging Face configuration of `model`, with its `overrides`, and with all dropout set
-    to 0: the probability ratio of two passes must not be random.
+    """Load the Hugging Face configuration of `model`, with its `overrides`, and all dropout set to
+    0: the probability ratio of two passes must not be random.
 
     Raises:
         ConfigError: the folder does not exist or is no checkpoint, the hub cannot be reached, or
