@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from rich.table import Table
 
 from roll.cli.shared import (
+    ERR,
     EXIT_USER,
     OUT,
     Debug,
@@ -58,6 +60,8 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
             from roll.commands.launch import launch, print_end
 
             print_end(loaded.config, launch(loaded, fork_server=fork_server))
+            folder = shlex.quote(loaded.config.output_dir)
+            ERR.print(f"roll report {folder} makes a page of it", markup=False)
 
 
 def rollout(
@@ -111,9 +115,6 @@ def check(
         lacking = [str(finding.error) for finding in findings if finding.only_here]
         trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
         wrong += [str(error) for error in trial.wrong]
-        if wrong:
-            # Printed first, because a table before the error would hide it.
-            report_error(UserError("\n".join(wrong)), debug)
         _print_plan(loaded)
         _print_costs(with_rows(costs, trial))
         for line in trial.told:
@@ -123,7 +124,9 @@ def check(
         for line in lacking:
             OUT.print(f"not here: {line}", markup=False, style="yellow")
         if wrong:
-            OUT.print("not ok: see the errors before the table", style="red")
+            OUT.file.flush()
+            # Printed last, because a table behind the error would hide it.
+            report_error(UserError("\n".join(wrong)), debug)
             raise typer.Exit(EXIT_USER)
         if lacking:
             OUT.print("nothing wrong in the file; it cannot run here yet", style="yellow")

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 
@@ -47,6 +48,12 @@ def fetch(
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ConfigError(
-                f"model {path!r} could not be taken from the hub ({reason}); what has arrived is "
-                "kept, so that the same command goes on from there"
+                f"model {path!r} is no folder here, and could not be taken from the hub "
+                f"({reason}); what has arrived is kept, so that the same command goes on from "
+                f"there{nearest(path, _checkpoints_here())}"
             ) from error
+
+
+def _checkpoints_here() -> list[str]:
+    """Return the names of the folders in the current one that hold a model."""
+    return sorted(path.parent.name for path in Path().glob("*/config.json"))

@@ -102,13 +102,32 @@ def verdict(
     return f"{course}{''.join(f'; {each}' for each in troubles)}."
 
 
+def _moved(name: str, value: Mapping[str, Any]) -> str:
+    """Tell the first and last value of a metric."""
+    return f"{name} went from {value['first']:.3f} to {value['last']:.3f}"
+
+
+def _unpassed(score: Mapping[str, Any], passed: Mapping[str, Any] | None) -> str:
+    """Return a remark if a mean score has risen and the share of samples that pass has not: then it
+    rose by smaller rewards, such as one for a format."""
+    if passed is None or not score["last"] > score["first"] or passed["last"] > passed["first"]:
+        return ""
+    if passed["last"] >= 1:
+        return ""
+    return (
+        f", but pass@1 from {passed['first']:.3f} to {passed['last']:.3f}: not more samples reach "
+        "the score that passes"
+    )
+
+
 def _course(steps: Sequence[Mapping[str, Any]], validated: Mapping[str, Mapping[str, Any]]) -> str:
     """Tell the first and last value of the main score: of the validations if there are any, else of
     the steps."""
     for ending in ("mean@1", "/accuracy", "/divergence", "/loss"):
         for name, value in validated.items():
             if name.endswith(ending):
-                return f"{name} went from {value['first']:.3f} to {value['last']:.3f}"
+                passed = validated.get(f"{name.removesuffix(ending)}pass@1")
+                return f"{_moved(name, value)}{_unpassed(value, passed)}"
     for name in ("reward/mean", "loss/total"):
         values = [step[name] for step in steps if name in step]
         if values:

@@ -13,6 +13,7 @@ from roll.report.series import names_of, shown, values_of
 
 ROWS = (
     ("Held-out score", "val/*/mean@1"),
+    ("Held-out share that passes", "val/*/pass@1"),
     ("Held-out accuracy", "val/*/accuracy"),
     ("Held-out loss", "val/*/loss"),
     ("Reward", "reward/mean"),

@@ -193,6 +193,7 @@ def test_workers_on_ray_find_classes_beside_the_run_file(tmp_path: Path) -> None
     code, output = Command("run", str(path)).wait()
     assert code == 0, output
     assert "2 steps; everything is in" in output
+    assert f"roll report {tmp_path / 'out'} makes a page of it" in output
     code, output = Command("merge", str(tmp_path / "out"), str(tmp_path / "merged")).wait()
     assert code == 0, output
 

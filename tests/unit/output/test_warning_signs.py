@@ -70,6 +70,20 @@ def test_the_verdict_of_a_healthy_run_is_its_validation() -> None:
     assert of_run() == "no step was done."
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [(0.02, 0.0, "0.020 to 0.000"), (0.0, 0.0, "0.000 to 0.000"), (0.0, 0.1, ""), (1.0, 1.0, "")],
+)
+def test_a_score_that_rises_without_more_samples_that_pass_is_told(
+    first: float, last: float, told: str
+) -> None:
+    score = [{"val/t/mean@1": value} for value in (0.11, 0.15)]
+    passed = [{"val/t/pass@1": value} for value in (first, last)]
+    said = of_run(HEALTHY | score[0] | passed[0], HEALTHY | score[1] | passed[1])
+    assert said.startswith("val/t/mean@1 went from 0.110 to 0.150")
+    assert (f"but pass@1 from {told}: not more samples" in said) == bool(told)
+
+
 def test_the_parts_of_a_reward_are_in_the_line_of_a_step() -> None:
     parts = {"reward/mine/mean": 0.5, "reward/mine/right": 0.4, "reward/std": 0.1}
     parts |= {"reward/mine/error_rate": 0.0, "reward/mine/timeout_rate": 0.0}
