@@ -385,10 +385,10 @@ def test_a_stop_string_cannot_hide_in_the_seam() -> None:
     )
 
 
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-def test_penalties_that_no_prompt_counts_for_begin_anew(penalty: str) -> None:
+def test_penalties_that_no_prompt_counts_for_begin_anew() -> None:
     written = Completion.of((3, 4), (0.0, 0.0), (0, 0), FinishReason.ABORT)
-    assert len(continuable_part(written, replace(SAMPLING, **{penalty: 0.5}))) == 0
+    assert len(continuable_part(written, replace(SAMPLING, presence_penalty=0.5))) == 0
+    assert len(continuable_part(written, replace(SAMPLING, frequency_penalty=0.5))) == 0
     assert continuable_part(written, replace(SAMPLING, repetition_penalty=1.5)) == written
 
 
