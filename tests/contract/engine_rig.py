@@ -214,7 +214,7 @@ def start(
 ) -> Rig:
     """Start an engine with the model of a folder; its oracle is that of another folder, if one is
     named."""
-    model = ModelConfig(path=str(path), overrides=overrides or {})
+    model = ModelConfig(path=str(path), overrides=dict(overrides or {}))
     setup = EngineSetup(spec=SPEC, model=model, dtype=dtype, max_model_len=512)
     engine: InferenceStrategy
     port = free_port()
