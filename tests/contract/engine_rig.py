@@ -208,7 +208,7 @@ def start(
     loop: asyncio.AbstractEventLoop,
     *,
     dtype: str = "float32",
-    overrides: Mapping[str, Any] | None = None,
+    overrides: dict[str, Any] | None = None,
     oracle: Path | None = None,
     **options: Any,
 ) -> Rig:
