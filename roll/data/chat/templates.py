@@ -234,7 +234,7 @@ def _rendered_by_user(
         text = code.call(own.render, f" for {place}", messages, asks=asks, tools=tools)
         code.require(isinstance(text, str), f"{text!r:.60} for {place}", "a text")
     except RollError as error:
-        raise RowError(str(error)) from error
+        raise DataError(str(error)) from error  # told once: the code is wrong, not the rows
     return text
 
 
