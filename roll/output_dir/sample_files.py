@@ -31,7 +31,7 @@ class Origin:
     """Origin of the samples of a file: a model of the same kind can train on them."""
 
     tokenizer: str
-    """Hash of the tokens and their ids (`roll.models.token_hash`)."""
+    """Hash of the tokens and their ids (`roll.models.vocabulary`)."""
     model_type: str
     """Name of the model's architecture in transformers, such as `qwen3`."""
     pictures: bool

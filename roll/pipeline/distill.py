@@ -13,7 +13,7 @@ from roll.config.offline import DistillationConfig
 from roll.core.batches import TrainBatch
 from roll.data.collate import text_batch
 from roll.data.examples import Example
-from roll.models.token_ids import num_tokens
+from roll.models.vocabulary import num_tokens
 from roll.pipeline.offline import OfflinePipeline
 from roll.runtime.run_data import RunData, check_tags
 from roll.runtime.teachers import Teachers, check_others, start_teacher

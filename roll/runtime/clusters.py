@@ -17,7 +17,7 @@ from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
-from roll.models.token_ids import num_tokens
+from roll.models.vocabulary import num_tokens
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.inference_service import InferenceService
 from roll.runtime.replicas import Replicas, build_fleet, devices_of_replicas

@@ -27,7 +27,7 @@ from roll.data.store.rows import StoredRows
 from roll.data.tasks import load_tasks
 from roll.models.image_processor import load_image_processor
 from roll.models.load import load_tokenizer
-from roll.models.token_ids import check_token_ids
+from roll.models.vocabulary import check_token_ids
 from roll.output_dir.replay_folder import ReplayFolder
 from roll.output_dir.resume import rendering_moment
 

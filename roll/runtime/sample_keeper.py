@@ -17,7 +17,7 @@ from roll.core.pickling import Columns
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.models.load import load_config
-from roll.models.token_hash import token_hash
+from roll.models.vocabulary import token_hash
 from roll.output_dir.sample_files import Origin, Split
 from roll.rollout.types import Group, ScoredSample
 from roll.runtime.run_data import RunData

@@ -20,7 +20,7 @@ from roll.core.errors import ConfigError
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.models.load import load_config, load_tokenizer
-from roll.models.token_ids import num_tokens
+from roll.models.vocabulary import num_tokens
 from roll.workers.model import TrainWorker
 from roll.workers.reference import ReferenceWorker
 from roll.workers.teacher import TeacherWorker

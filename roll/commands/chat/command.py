@@ -30,7 +30,7 @@ from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.models.fetch import fetch
 from roll.models.load import load_config, load_tokenizer
-from roll.models.token_ids import check_token_ids
+from roll.models.vocabulary import check_token_ids
 from roll.platform.machine import count_gpus
 from roll.rewards.decoding import make_decode
 from roll.strategy.available import check_engine

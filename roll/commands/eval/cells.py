@@ -16,7 +16,7 @@ from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts, named_sources
 from roll.data.questions import mapper
 from roll.models.load import load_tokenizer
-from roll.models.token_ids import check_token_ids
+from roll.models.vocabulary import check_token_ids
 from roll.runtime.run_data import check_tags
 
 

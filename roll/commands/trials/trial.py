@@ -245,7 +245,7 @@ def _maker(config: RunConfig) -> Make:
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
     from roll.models.load import load_tokenizer
-    from roll.models.token_ids import check_token_ids
+    from roll.models.vocabulary import check_token_ids
     from roll.runtime.run_data import placeholders
 
     # The present serves as the date in chat templates: another date does not change the length.

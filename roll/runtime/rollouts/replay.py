@@ -15,7 +15,7 @@ from roll.core.timing import Timers
 from roll.core.types import Prompt
 from roll.data.datasets import Dataset
 from roll.models.load import load_config, load_tokenizer
-from roll.models.token_hash import token_hash
+from roll.models.vocabulary import token_hash
 from roll.output_dir.replay_folder import ReplayFolder, open_replay
 from roll.output_dir.resume import rendering_moment, steps_left
 from roll.rollout.types import Group

@@ -16,7 +16,7 @@ from roll.config.sections.domain import DomainSampling
 from roll.config.sections.sampling import RESHAPING, SamplingConfig
 from roll.core.errors import ConfigError, EngineError
 from roll.core.types import GenerateRequest, SamplingParams
-from roll.models.token_ids import check_token_ids
+from roll.models.vocabulary import check_token_ids
 from roll.strategy.sglang.requests import generate_input
 from tests.pipelines.test_agentic import task
 from tests.tiny import char_tokenizer

@@ -1,7 +1,9 @@
-"""Ids of tokens that a user names, against the vocabulary of the tokenizer."""
+"""The vocabulary of a tokenizer: its size, its hash, and ids of tokens that a user names."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +15,13 @@ from roll.core.errors import ConfigError
 def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the largest token id in the tokenizer's vocabulary, plus one."""
     return 1 + max(int(number) for number in tokenizer.get_vocab().values())
+
+
+def token_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a hash of all tokens and their ids, 32 hexadecimal digits. Models with the same hash
+    read the same token ids."""
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:32]
 
 
 def check_token_ids(
