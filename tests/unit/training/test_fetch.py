@@ -35,7 +35,10 @@ def test_a_download_that_fails_says_so_and_not_that_workers_are_late() -> None:
     def download(name: str, **_: Any) -> None:
         raise LocalEntryNotFoundError("no route to host\nand more")
 
-    with pytest.raises(ConfigError, match=r"'some/model' could not be taken .*no route to host\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'some/model' is no folder here, and could not be taken .*no route to host\)",
+    ):
         fetch([ModelConfig(path="some/model")], download=download)
 
 
