@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.freeze_job import CASES, job
 from tests.contract.ranks import run_ranks
-from tests.contract.train_job import ADAM, relative_distance, train_batch
+from tests.contract.train_job import ADAM, plain_loss, relative_distance, train_batch
 from tests.tiny import save_tiny_model
 from tests.turns import in_groups
 
@@ -104,7 +104,7 @@ def plain_updates(path: Path, freeze: tuple[str, ...]) -> dict[str, Tensor]:
     optimizer = torch.optim.AdamW(groups, betas=ADAM.betas, eps=ADAM.eps)
     for lr in (ADAM.lr / 2, ADAM.lr):
         optimizer.zero_grad()
-        plain_loss(model).backward()
+        plain_loss(model, train_batch()).backward()
         torch.nn.utils.clip_grad_norm_(learns, ADAM.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -118,19 +118,3 @@ def fnmatchcase_any(name: str, found: tuple[str, ...]) -> bool:
     saved = name.replace("experts.gate_up_proj", "experts.0.gate_proj.weight")
     saved = saved.replace("experts.down_proj", "experts.0.down_proj.weight")
     return any(fnmatchcase(saved, pattern) for pattern in found)
-
-
-def plain_loss(model: PreTrainedModel) -> Tensor:
-    """Loss of `EntropyBonusLoss`, one row at a time."""
-    batch = train_batch()
-    assert batch.advantages is not None
-    assert batch.token_weights is not None
-    total = torch.zeros(())
-    for row, length in enumerate(batch.lengths.tolist()):
-        tokens = batch.tokens[row, :length]
-        logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
-        chosen = logp[torch.arange(length - 1), tokens[1:]]
-        entropy = -(logp.exp() * logp).sum(-1)
-        loss = -chosen * batch.advantages[row, 1:length] - 0.1 * entropy
-        total = total + (loss * batch.token_weights[row, 1:length]).sum()
-    return total

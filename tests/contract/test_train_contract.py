@@ -22,6 +22,7 @@ from tests.contract.train_job import (
     JOBS,
     gradient,
     leaders,
+    plain_loss,
     relative_distance,
     train_batch,
 )
@@ -56,19 +57,9 @@ def folder_of(runs: Results) -> Path:
 
 
 def reference_gradient(model_path: Path, batch: RolloutBatch) -> tuple[dict[str, Tensor], float]:
-    """Plain autograd on whole logits, one row at a time, without padding: an independent oracle."""
+    """Plain autograd of `plain_loss`: an independent oracle."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    assert batch.advantages is not None
-    assert batch.token_weights is not None
-    total = torch.zeros(())
-    for row, length in enumerate(batch.lengths.tolist()):
-        tokens = batch.tokens[row, :length]
-        logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
-        chosen = logp[torch.arange(length - 1), tokens[1:]]
-        entropy = -(logp.exp() * logp).sum(-1)
-        advantages = batch.advantages[row, 1:length]
-        loss = -chosen * advantages - 0.1 * entropy
-        total = total + (loss * batch.token_weights[row, 1:length]).sum()
+    total = plain_loss(model, batch)
     total.backward()
     # Saved as if they were weights: names in a checkpoint are not always those of the modules.
     with torch.no_grad():

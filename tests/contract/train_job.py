@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
@@ -58,6 +59,21 @@ def train_batch() -> RolloutBatch:
     advantages = torch.randn(batch.tokens.shape, generator=g) * batch.loss_mask
     weights = batch.loss_mask.float() / batch.loss_mask.sum()
     return replace(batch, advantages=advantages, token_weights=weights)
+
+
+def plain_loss(model: PreTrainedModel, batch: RolloutBatch) -> Tensor:
+    """Loss of `EntropyBonusLoss` on whole logits, one row at a time, without padding."""
+    assert batch.advantages is not None
+    assert batch.token_weights is not None
+    total = torch.zeros(())
+    for row, length in enumerate(batch.lengths.tolist()):
+        tokens = batch.tokens[row, :length]
+        logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
+        chosen = logp[torch.arange(length - 1), tokens[1:]]
+        entropy = -(logp.exp() * logp).sum(-1)
+        loss = -chosen * batch.advantages[row, 1:length] - 0.1 * entropy
+        total = total + (loss * batch.token_weights[row, 1:length]).sum()
+    return total
 
 
 def repadded(batch: RolloutBatch) -> RolloutBatch:
