@@ -12,7 +12,7 @@ from roll.core.types import Prompt, Sample
 from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from roll.distributed.on_ray.resources import ResourceManager
-from roll.distributed.remote_contents import are_here, fetch_samples, node_of
+from roll.distributed.remote_contents import are_here, contents_here, fetch_samples, node_of
 from tests.distributed.small_workers import Echo
 
 WRITES = Placement(Role.ACTOR_INFER, pool="one", replaceable=True)
@@ -41,6 +41,9 @@ def test_long_completions_stay_where_they_are_even_if_their_writer_dies(
         [0, 1, 2],
         [0, 1, 2, 3, 4],
     ]
+    (alone,) = write(100)
+    assert not isinstance(alone.content, Written)
+    assert contents_here([alone.content])[0].tokens.tolist() == list(range(100))
     assert [isinstance(one.content, Written) for one in many] == [False, False, True, False]
     assert [len(one) for one in many] == [LONG, 1, 7, LONG]
     assert len({node_of(one.content) for one in many}) == 2

@@ -20,8 +20,12 @@ from roll.distributed.remote_values import Packed
 WINDOW_S = 0.001
 """Time that the first answer of a bundle waits for others, in seconds."""
 INLINE_BYTES = 100 * 1024
-"""Size below which the parts that should stay in the object store are sent with the answers, in
-bytes. Ray sends smaller results to the caller in any case, and then it would be asked for them."""
+"""Size below which Ray sends a result to the caller in any case, in bytes, and would ask the caller
+for it later. Parts that must stay in the object store are filled up to it."""
+SMALL_BYTES = 256
+"""Mean size up to which parts that should stay in the object store are sent with the answers, in
+bytes, if the bundle has less than INLINE_BYTES of them. The caller sends them on to several
+workers, each time about as many bytes as an address has."""
 KEPT_S = 10.0
 """Time for which answers that were sent are kept, in seconds, unless the next ones are asked for
 earlier: a caller that did not get them says so at once."""
@@ -191,10 +195,10 @@ class BundleHost:
                 size += packed[-1].num_bytes
         if not box.ready:
             box.some.clear()
-        if size < INLINE_BYTES and inline:
+        if size < INLINE_BYTES and inline and size <= SMALL_BYTES * len(parts):
             return Bundle(answers, parts), None
         if size < INLINE_BYTES:
-            packed.append(Packed(bytes(INLINE_BYTES - size)))  # Ray would send them to the caller
+            packed.append(Packed(bytes(INLINE_BYTES - size)))
         return Bundle(answers, None), packed
 
 
