@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -90,6 +91,26 @@ class RunConfig(Config, ABC):
         """All models that the file names, by their keys."""
         own = {f"{name}.model": role.model for name, role in self.computing.items()}
         return {"model": self.model} | {k: model for k, model in own.items() if model is not None}
+
+    def with_models(self, change: Callable[[str, ModelConfig], ModelConfig]) -> Self:
+        """Return the config with each of its `models` changed.
+
+        Args:
+            change: takes a model's key and the model, and returns what takes its place.
+        """
+        changes: dict[str, Any] = {}
+        for key, model in self.models.items():
+            group, _, name = key.removesuffix("model").rstrip(".").partition(".")
+            changed = {"model": change(key, model)}
+            if not group:
+                changes |= changed
+                continue
+            owners = changes.get(group, getattr(self, group))
+            if name:
+                changes[group] = {**owners, name: owners[name].model_copy(update=changed)}
+            else:
+                changes[group] = owners.model_copy(update=changed)
+        return self.model_copy(update=changes)
 
     @property
     def train_model(self) -> ModelConfig:

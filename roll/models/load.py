@@ -32,6 +32,7 @@ from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.models.deferred.checkpoint import deferred_tensors
 from roll.models.deferred.tensor import realize_buffers
+from roll.models.kernels.attention import implementation
 from roll.models.overrides import overridden
 from roll.models.vision.parts import language_model, sees
 
@@ -249,13 +250,7 @@ def _load(
     Raises:
         ConfigError: the model cannot be loaded, or its attention is more than `sdpa` computes.
     """
-    if model.attention == "sdpa" and getattr(
-        config.get_text_config(), "attn_logit_softcapping", None
-    ):
-        raise ConfigError(
-            f"model.attention: sdpa leaves out the bound of a {config.model_type}'s attention "
-            "(attn_logit_softcapping); set it to eager or flash_attention_2"
-        )
+    attention = implementation(model, config)
     try:
         tensors = deferred_tensors(model, config) if deferred else None
         with _LOADING:
@@ -266,7 +261,7 @@ def _load(
                 state_dict=tensors,
                 config=config,
                 dtype=dtype or getattr(torch, model.dtype),
-                attn_implementation=model.attention,
+                attn_implementation=attention,
                 trust_remote_code=model.trust_remote_code,
                 output_loading_info=True,
             )

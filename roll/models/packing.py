@@ -12,11 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from roll.core.errors import ConfigError
+from roll.models.kernels.attention import FLASH
 
 ATTENTION = "roll_packed"
 """Name under which transformers finds `packed_attention`."""
-_KERNELS = ("flash_attention_2",)
-"""Attention implementations of transformers that support packed rows themselves."""
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that mix the tokens of a row by attention only."""
 
@@ -29,7 +28,7 @@ def enable(model: PreTrainedModel) -> None:
             or the attention of the model cannot be replaced.
     """
     check(model, "packing")
-    if model.config.get_text_config()._attn_implementation not in _KERNELS:
+    if model.config.get_text_config()._attn_implementation not in FLASH:
         use(model, ATTENTION)
 
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from roll.core.errors import ConfigError
 from roll.models import packing
+from roll.models.kernels.attention import FLASH
 
 ATTENTION = "roll_ulysses"
 """Name under which transformers finds `attention`."""
@@ -46,8 +47,9 @@ def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
         why = "a soft cap on attention (attn_logit_softcapping)"
     elif rope := sorted(_rope_types(config) & set(_OF_WHOLE_ROWS)):
         why = f"rotary embeddings of type {rope[0]}, which depend on how long a row is"
-    elif model.config._attn_implementation == "flash_attention_2":
-        why = "model.attention: flash_attention_2, which takes no slices (sdpa does)"
+    elif model.config._attn_implementation in FLASH:
+        kernel = model.config._attn_implementation
+        why = f"model.attention: {kernel}, which takes no slices (sdpa does)"
     elif ranks > 1:
         why = _unshared_heads(config, ranks, tp)
     if why:

@@ -20,30 +20,17 @@ def absolute_paths(config: C) -> C:
     data stay, because the driver reads them; so do the `kwargs` of rewards, because only the user
     knows their meaning. The saved config.yaml keeps the paths that the user wrote.
     """
-    changes: dict[str, Any] = {
-        "output_dir": str(_absolute(config.output_dir)),
-        "model": _model(config.model),
-    }
-    if isinstance(config, AgenticBase):
+    placed = config.with_models(_placed)
+    changes: dict[str, Any] = {"output_dir": str(_absolute(config.output_dir))}
+    if isinstance(placed, AgenticBase):
         changes["corpora"] = {
             name: corpus.model_copy(update={"path": str(_absolute(corpus.path))})
-            for name, corpus in config.corpora.items()
+            for name, corpus in placed.corpora.items()
         }
-    for key, model in config.models.items():
-        *group, name = key.removesuffix("model").strip(".").split(".")
-        if not name:
-            continue
-        owners = changes.get(group[0], getattr(config, group[0])) if group else None
-        owner = getattr(config, name) if owners is None else owners[name]
-        placed = owner.model_copy(update={"model": _model(model)})
-        if owners is None:
-            changes[name] = placed
-        else:
-            changes[group[0]] = {**owners, name: placed}
-    return config.model_copy(update=changes)
+    return placed.model_copy(update=changes)
 
 
-def _model(model: ModelConfig) -> ModelConfig:
+def _placed(key: str, model: ModelConfig) -> ModelConfig:
     """Return the model with absolute paths of itself and its tokenizer, if they exist here."""
     paths = {"path": _if_here(model.path)}
     if model.tokenizer is not None:

@@ -21,6 +21,7 @@ from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
 from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.processes.shutdown import StopWish
+from roll.models.kernels.choice import settle_attention
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
@@ -63,7 +64,8 @@ class Pipeline(ABC, Generic[C]):
     ) -> None:
         """Store what the run needs; nothing is started yet.
 
-        `self.config` is the config with absolute paths; `self.written` is the config as given.
+        `self.config` is the config with absolute paths; `self.written` is the config as given, but
+        with a kernel in place of `attention: auto`.
 
         Args:
             config: first result of `prepare`.
@@ -72,7 +74,7 @@ class Pipeline(ABC, Generic[C]):
             platform: `cpu` or `cuda`.
             data: second result of `prepare`.
         """
-        self.written = config
+        self.written = config = settle_attention(config, platform)
         self.config = absolute_paths(config)
         self.output_dir = Path(self.config.output_dir)
         self.profiler = StepProfiler(config, launcher, self.output_dir / "profile", platform)

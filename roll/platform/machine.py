@@ -78,15 +78,30 @@ def _count_present(proc_gpus: Path) -> int:
 def gpu_memory_gb() -> float | None:
     """Return the memory of the smallest GPU of this machine, in GiB; None if nvidia-smi does not
     tell it within 20 s."""
+    smallest = _lowest_of_gpus("memory.total")
+    return None if smallest is None else smallest / 1024
+
+
+def gpu_capability() -> float | None:
+    """Return the lowest compute capability of the GPUs of this machine, such as 9.0; None if
+    nvidia-smi does not tell it within 20 s."""
+    return _lowest_of_gpus("compute_cap")
+
+
+def _lowest_of_gpus(key: str) -> float | None:
+    """Return the lowest number that nvidia-smi tells of a GPU of this machine under this key; None
+    without one."""
     if shutil.which("nvidia-smi") is None:
         return None
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--query-gpu={key}", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
         return None
-    sizes = [int(line) for line in told.stdout.split() if line.isdigit()]
-    return min(sizes) / 1024 if sizes else None
+    words = told.stdout.split()
+    return min(
+        (float(word) for word in words if word.replace(".", "", 1).isdecimal()), default=None
+    )
 
 
 def cores() -> tuple[int, ...]:

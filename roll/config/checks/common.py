@@ -16,6 +16,7 @@ from roll.config.sections.strategy import (
     HfEngineConfig,
     HfScoreConfig,
     MegatronConfig,
+    row_cuts,
 )
 from roll.config.sections.training import LearnerRole, OptimizerConfig, ScoreRole
 
@@ -158,13 +159,12 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
                 "of kind: megatron, which has its own; leave attention out"
             )
         return
-    sizes = (
-        {"ulysses": strategy.ulysses, "tp": strategy.tp}
-        if isinstance(strategy, Fsdp2Config)
-        else {}
-    )
-    cut = [f"strategy.{key}" for key, size in sizes.items() if size > 1]
-    refused = {"eager": [*(["packing"] if role.packing else []), *cut], "flash_attention_2": cut}
+    cut = [f"strategy.{key}" for key in row_cuts(strategy)]
+    refused = {
+        "eager": [*(["packing"] if role.packing else []), *cut],
+        "flash_attention_2": cut,
+        "flash_attention_3": cut,
+    }
     if keys := refused.get(attention):
         yield (
             f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"

@@ -42,9 +42,10 @@ class ModelConfig(Config):
     """Folder or hub name of the tokenizer. If left out: that of the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward passes. The optimizer always keeps float32 weights."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention kernel of the Hugging Face model. Megatron has a kernel of its own and accepts no
-    other."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
+    """Attention kernel of the Hugging Face model. `auto`: FlashAttention 3 or 2 where it is
+    installed and the GPUs, the dtype, the model and the rows allow it, else sdpa; config.yaml names
+    the kernel that was chosen. Megatron has a kernel of its own and accepts no other."""
     lora: LoraConfig | None = None
     """Adapter to train in place of the weights, which stay unchanged. A role that does not train
     loads the model without the adapter."""

@@ -257,6 +257,15 @@ TrainStrategyConfig = Annotated[
 ScoreStrategyConfig = Annotated[
     HfScoreConfig | Fsdp2Config | DeepspeedConfig | MegatronConfig, Field(discriminator="kind")
 ]
+
+
+def row_cuts(strategy: ScoreStrategyConfig) -> list[str]:
+    """Return the keys of a backend that give each rank a slice of a row only."""
+    if not isinstance(strategy, Fsdp2Config):
+        return []
+    return [key for key in ("ulysses", "tp") if getattr(strategy, key) > 1]
+
+
 NO_PICTURES = (
     "with actor_infer.strategy.kind = sglang, log-probs after pictures would not be those of the "
     "trainer, so it takes none; use vllm or hf"

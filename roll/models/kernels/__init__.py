@@ -1,0 +1,1 @@
+"""Choice of what computes the layers of a Hugging Face model: attention kernels, torch.compile."""
