@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.training import OptimizerConfig, TrainRole
+from roll.config.sections.optimizers.kinds import AdamWConfig
+from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
@@ -42,7 +43,7 @@ TOLERANCE = 1e-4
 ROWS, LONGEST, VOCAB = 8, 20, 67  # an odd vocabulary: it is padded under tensor parallelism
 BUDGET = 64  # padded tokens of a micro-batch, so that a step has several, of different shapes
 TEMPERATURE = 0.8
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = AdamWConfig(
     lr=1e-3, weight_decay=0.1, warmup_steps=3, schedule="cosine", max_grad_norm=0.5
 )
 

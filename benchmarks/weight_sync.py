@@ -93,9 +93,9 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     import torch
 
     from roll.config.sections.model import ModelConfig
+    from roll.config.sections.optimizers.kinds import AdamWConfig
     from roll.config.sections.roles import Role
     from roll.config.sections.strategy import Fsdp2Config
-    from roll.config.sections.training import OptimizerConfig
     from roll.core.types import WorkerSpec
     from roll.strategy.backend_setup import ModelSetup
     from roll.strategy.fsdp2.train import Fsdp2Strategy
@@ -112,7 +112,7 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
         model=ModelConfig(path=str(path), dtype="bfloat16"),
         head=PolicyHead(1.0, 1024),
         max_tokens_per_microbatch=1024,
-        optimizer=OptimizerConfig(),
+        optimizer=AdamWConfig(),
         total_steps=1,
     )
     strategy = Fsdp2Strategy(Fsdp2Config(), setup)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from roll.config.sections.model import LoraConfig, ModelConfig
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.backends import optimizer_problem
+from roll.config.sections.optimizers.kinds import AdamWConfig, OptimizerConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.training.heads import Head
@@ -58,6 +59,17 @@ def require_trainable(update: U | None) -> U:
     if update is None:
         raise ConfigError("this model is frozen: it was built without an optimizer")
     return update
+
+
+def require_adamw(backend: str, optimizer: OptimizerConfig) -> AdamWConfig:
+    """Return the settings of the optimizer of a backend that trains with AdamW only.
+
+    Raises:
+        ConfigError: they are of another kind.
+    """
+    if not isinstance(optimizer, AdamWConfig):
+        raise ConfigError(f"optimizer.kind: {optimizer_problem(backend, optimizer)}")
+    return optimizer
 
 
 def require_adapter(model: ModelConfig) -> LoraConfig:

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig, OptimizerConfig
 from roll.config.sections.strategy import (
     DeepspeedConfig,
     Fsdp2Config,
     HfScoreConfig,
     MegatronConfig,
 )
-from roll.config.sections.training import OptimizerConfig, ScoreRole, TrainRole
+from roll.config.sections.training import ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.build import build_score, build_train
 from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
 from roll.strategy.training.heads import PolicyHead
 
-PLAIN_STEP = OptimizerConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)
+PLAIN_STEP = AdamWConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)
 """An optimizer whose step shows the gradient; see `gradient_of_step`."""
 
 

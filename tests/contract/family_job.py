@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.train_job import train_batch
 from tests.families import config_of
 
-STILL = OptimizerConfig(lr=1e-30, weight_decay=0.0)
+STILL = AdamWConfig(lr=1e-30, weight_decay=0.0)
 """Changes no float32 number of everyday size."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.config.sections.model import LoraConfig, ModelConfig
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.interfaces import TrainStrategy
@@ -20,7 +20,7 @@ from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_
 DENSE = ("q_proj", "v_proj", "o_proj", "down_proj")
 EXPERTS = ("q_proj", "v_proj", "o_proj")
 """Of a model with experts, which have no factors."""
-ADAM = OptimizerConfig(lr=1e-2, weight_decay=0.1, eps=1e-4)
+ADAM = AdamWConfig(lr=1e-2, weight_decay=0.1, eps=1e-4)
 STEPS = 3
 TOO_MUCH = ("deepspeed-zero1",)
 """Another stage of ZeRO would only take time."""

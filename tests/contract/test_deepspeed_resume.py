@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config
-from roll.config.sections.training import OptimizerConfig
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
@@ -51,9 +51,7 @@ READERS = {1: ("2", "3"), 2: ("0", "1", "2", "3")}
 """Stages of those that go on, by number of ranks."""
 MODELS: dict[str, Literal["float32", "bfloat16"]] = {"tied": "float32", "untied": "bfloat16"}
 """And the dtype that they compute in."""
-CURVE = OptimizerConfig(
-    lr=1e-3, weight_decay=0.1, warmup_steps=3, schedule="cosine", max_grad_norm=0.5
-)
+CURVE = AdamWConfig(lr=1e-3, weight_decay=0.1, warmup_steps=3, schedule="cosine", max_grad_norm=0.5)
 STEPS = 20
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
@@ -32,7 +32,7 @@ from tests.tiny import rollout_batch
 
 ROWS = 8
 SMALL_BUDGET = 40
-ADAM = OptimizerConfig(lr=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=1)
+ADAM = AdamWConfig(lr=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=1)
 
 
 class EntropyBonusLoss:

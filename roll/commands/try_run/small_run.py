@@ -21,6 +21,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.data import PicturesConfig
 from roll.config.sections.environment import BranchingConfig
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.optimizers.kinds import OPTIMIZERS
 from roll.config.sections.rollout import RolloutConfig
 from roll.config.sections.strategy import (
     HfEngineConfig,
@@ -28,7 +29,7 @@ from roll.config.sections.strategy import (
     SglangConfig,
     VllmConfig,
 )
-from roll.config.sections.training import CriticRole, OptimizerConfig
+from roll.config.sections.training import CriticRole
 from roll.core.errors import ConfigError
 
 ROWS = 20
@@ -61,7 +62,7 @@ REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     CriticRole: {"warmup_steps": 0},
     RolloutConfig: {"replay": None},
     MegatronConfig: {"layers": None, "sequence_parallel": None},
-    OptimizerConfig: {"warmup_steps": 0, "warmup_ratio": 0.0},
+    **{each: {"warmup_steps": 0, "warmup_ratio": 0.0} for each in OPTIMIZERS},
     OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
 }
 """Class of a section -> settings that depend on sizes which are small here."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from roll.config.checks.adapter import part_problems, sharded_adapter_problems
 from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.optimizers.backends import optimizer_problem
+from roll.config.sections.optimizers.base import OptimizerBase
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import (
@@ -18,7 +20,7 @@ from roll.config.sections.strategy import (
     MegatronConfig,
     row_cuts,
 )
-from roll.config.sections.training import LearnerRole, OptimizerConfig, ScoreRole
+from roll.config.sections.training import LearnerRole, ScoreRole
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -35,6 +37,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems that a run file of any pipeline can have."""
     yield from _pools(config)
     yield from _layouts(config)
+    yield from _optimizers(config)
     yield from _schedule(config)
     yield from _profile(config)
     yield from _checkpoint(config)
@@ -184,6 +187,14 @@ def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
     return any(other.path == model.path for other in others)
 
 
+def _optimizers(config: RunConfig) -> Iterator[str]:
+    """Yield kinds of optimizers that a role's backend does not train with."""
+    for name, role in config.trained.items():
+        problem = optimizer_problem(role.strategy.kind, role.optimizer)
+        if problem is not None:
+            yield f"{name}.optimizer.kind: {problem}"
+
+
 def _schedule(config: RunConfig) -> Iterator[str]:
     """Yield settings of a schedule that contradict each other, that have no effect, or for which
     the run has too few optimizer steps."""
@@ -193,7 +204,7 @@ def _schedule(config: RunConfig) -> Iterator[str]:
         yield from _too_few_steps(role.optimizer, key, total)
 
 
-def _idle_keys(optimizer: OptimizerConfig, key: str) -> Iterator[str]:
+def _idle_keys(optimizer: OptimizerBase, key: str) -> Iterator[str]:
     """Yield what is said twice, or does nothing with this schedule."""
     schedule = optimizer.schedule
     if optimizer.warmup_ratio and optimizer.warmup_steps:
@@ -207,7 +218,7 @@ def _idle_keys(optimizer: OptimizerConfig, key: str) -> Iterator[str]:
         yield f"{key}.min_lr_ratio: schedule=constant does not decay; drop it, or name a schedule"
 
 
-def _too_few_steps(optimizer: OptimizerConfig, key: str, total: int) -> Iterator[str]:
+def _too_few_steps(optimizer: OptimizerBase, key: str, total: int) -> Iterator[str]:
     """Yield a warm-up that leaves none of the run's `total` optimizer steps for the decay, or a
     decay that begins before the warm-up ends."""
     warmup, schedule = optimizer.warmup(total), optimizer.schedule

@@ -108,7 +108,7 @@ def _describe_one(
     elif kind == "extra_forbidden":
         known = owner.model_fields if owner else {}
         own = _of_own(owner)
-        hint = nearest(keys[-1], known) or ("" if own else _elsewhere(keys[-1], model))
+        hint = nearest(keys[-1], known) or ("" if own else _elsewhere(key, model))
         if not hint and known:
             names = sorted(name for name in known if not (own and name == "kind"))
             hint = f" ({'its options' if own else 'known here'}: {', '.join(names)})"
@@ -187,11 +187,10 @@ def _locate(loc: tuple[int | str, ...], model: type[BaseModel], data: Any) -> _P
     annotation: Any = model
     is_form = False
     for part in loc:
-        tagged = isinstance(data, dict) and data.get("kind") == part and part not in data
         is_form = _names_form(part, annotation, data)
         if (
             part in (BUILT_IN, OWN)
-            or tagged
+            or _is_tag(part, annotation, data)
             or is_form
             or (isinstance(part, str) and part.endswith("Config") and part not in data)
         ):
@@ -203,8 +202,9 @@ def _locate(loc: tuple[int | str, ...], model: type[BaseModel], data: Any) -> _P
         if owner and part in owner.model_fields:
             field = owner.model_fields[str(part)]
             annotation = field.annotation
-            for own in (each for each in field.metadata if isinstance(each, OrOwn)):
-                annotation = Annotated[annotation, own]
+            for choice in field.metadata:
+                if isinstance(choice, OrOwn | Discriminator):
+                    annotation = Annotated[annotation, choice]
         elif owner is None:
             arguments = [a for a in get_args(_strip_none(annotation)) if a is not Ellipsis]
             annotation = arguments[-1] if arguments else None
@@ -215,6 +215,17 @@ def _locate(loc: tuple[int | str, ...], model: type[BaseModel], data: Any) -> _P
         else:
             data = None
     return _Place(keys, owner, annotation, is_form)
+
+
+def _is_tag(part: int | str, annotation: Any, data: Any) -> bool:
+    """Return whether a part of a location is no key but the `kind` of a section, which may be left
+    out where there is a usual one."""
+    if isinstance(data, dict) and part in data:
+        return False
+    named = data.get("kind") if isinstance(data, dict) else None
+    members = get_args(getattr(annotation, "__origin__", annotation))
+    marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
+    return named == part or any(isinstance(m, Tag) and m.tag == part for m in marks)
 
 
 def _names_form(part: int | str, annotation: Any, data: Any) -> bool:
@@ -278,11 +289,13 @@ def _tagged(union: Any, tag: Any) -> type[BaseModel] | None:
     return None
 
 
-def _elsewhere(name: str, model: type[BaseModel]) -> str:
-    """Return a hint with up to two other places in the config where a key of this name exists; an
-    empty text if there is none."""
-    places = [path for path in _all_keys(model, ()) if path.rsplit(".", 1)[-1] == name]
-    if not places:
+def _elsewhere(key: str, model: type[BaseModel]) -> str:
+    """Return a hint with up to two other places in the config where a key of the same name as `key`
+    exists; an empty text if there is none, or if a section of another kind has the key itself."""
+    name = key.rpartition(".")[2]
+    paths = dict.fromkeys(_all_keys(model, ()))
+    places = [path for path in paths if path.rpartition(".")[2] == name]
+    if not places or key in places:
         return ""
     return f"; a key of this name exists at {' and '.join(places[:2])}"
 

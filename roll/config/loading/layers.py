@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll.config.sections.optimizers.kinds import USUAL
+
 ALTERNATIVES = ("fn", "worker", "model")
 """Keys of which a reward has exactly one; another one makes the reward a different one."""
+USUAL_KINDS = {"optimizer": USUAL}
+"""Key of a section whose `kind` may be left out -> the kind that is meant then."""
 PLACEMENT = "pool"
 """Key with the pool of a role. The pool is not part of an algorithm."""
 
@@ -99,7 +103,7 @@ def merge_at(
         places: place of each key of `over`, by dotted key from the top of the config.
         origins: record of the places, which is updated.
     """
-    if _becomes_another(base, over):
+    if _becomes_another(at, base, over):
         origins.replace(at, places)
         return dict(over)
     merged = dict(base)
@@ -146,11 +150,17 @@ def give_pools_to_roles(data: dict[str, Any], replaced: Layer, origins: Origins)
             origins.name(f"{section}.{PLACEMENT}", replaced.places)
 
 
-def _becomes_another(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    """Return True if `over` makes the options of `base` meaningless, because it has another
-    kind."""
-    if "kind" in over and "kind" in base:
-        return bool(over["kind"] != base["kind"])
+def kind_of(at: str, section: Mapping[str, Any]) -> Any:
+    """Return the kind of the section at the key `at`, also if it is left out; None if it has
+    none."""
+    return section.get("kind", USUAL_KINDS.get(at.rpartition(".")[2]))
+
+
+def _becomes_another(at: str, base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    """Return True if `over` makes the options of `base`, which is at the key `at`, meaningless,
+    because it has another kind."""
+    if "kind" in over and (before := kind_of(at, base)) is not None:
+        return bool(over["kind"] != before)
     chosen = [key for key in ALTERNATIVES if over.get(key) is not None]
     before = [key for key in ALTERNATIVES if base.get(key) is not None]
     return bool(chosen and before) and not set(chosen) & set(before)

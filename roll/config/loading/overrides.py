@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from roll.config.errors import ConfigError
-from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, merge_at
+from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, kind_of, merge_at
 
 COMMAND_LINE = "command line"
 
@@ -107,7 +107,7 @@ def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
     index = _index(node, change, len(around))
     key, value = ".".join(change.keys), change.value
     places = Layer.of_value(key, value, COMMAND_LINE).places
-    if last == "kind" and isinstance(node, dict) and node.get("kind") != value:
+    if last == "kind" and isinstance(node, dict) and kind_of(".".join(around), node) != value:
         node.clear()
         origins.replace(".".join(around), {".".join(around): COMMAND_LINE})
     if isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(last), dict):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import TermsLoss
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.config.sections.strategy import DeepspeedConfig
-from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
@@ -26,7 +26,12 @@ from roll.models.deferred.recipes import read_run
 from roll.models.deferred.tensor import Deferred, fill
 from roll.models.trained import select_trained
 from roll.strategy import tensor_names as names
-from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
+from roll.strategy.backend_setup import (
+    ModelSetup,
+    require_adamw,
+    require_adapter,
+    require_trainable,
+)
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import restore_linear
 from roll.strategy.deepspeed.engine_module import Root, as_token_model
@@ -78,7 +83,9 @@ class DeepspeedStrategy(Generic[T]):
             whole.pack_rows()
         self._model = Root(whole)
         if setup.optimizer is not None:
-            self._start_training(config, setup.optimizer, setup.total_steps)
+            self._start_training(
+                config, require_adamw(config.kind, setup.optimizer), setup.total_steps
+            )
         elif config.stage == 3:
             self._engine = start(
                 config, self._model, None, compute=self._dtype, device=self._device
@@ -195,7 +202,7 @@ class DeepspeedStrategy(Generic[T]):
         self._group.leave()
 
     def _start_training(
-        self, config: DeepspeedConfig, optimizer: OptimizerConfig, total_steps: int | None
+        self, config: DeepspeedConfig, optimizer: AdamWConfig, total_steps: int | None
     ) -> None:
         """Start DeepSpeed with AdamW; give its master weights their unrounded values."""
         if config.activation_checkpointing:

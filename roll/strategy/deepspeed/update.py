@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.strategy.training import adamw
 from roll.strategy.training.schedule import Schedule
 
@@ -31,10 +31,10 @@ class GuardedAdamW(torch.optim.AdamW):
             super().step(closure)
 
 
-def guarded_adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
+def guarded_adamw(model: nn.Module, config: AdamWConfig) -> GuardedAdamW:
     """Make the optimizer of the trainable parameters; `Update` sets its `may_step`."""
     params = [p for p in model.parameters() if p.requires_grad]
-    return GuardedAdamW(adamw.groups(params), **adamw.options(config))
+    return GuardedAdamW(adamw.groups(params), lr=config.lr, **adamw.options(config))
 
 
 class Update:
@@ -51,7 +51,7 @@ class Update:
         self,
         engine: Any,
         optimizer: GuardedAdamW,
-        config: OptimizerConfig,
+        config: AdamWConfig,
         total_steps: int | None,
         *,
         shared: bool,

@@ -9,64 +9,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
 from roll.models import lora
 from roll.strategy.fsdp2.files import IndexedReader, IndexedWriter
+from roll.strategy.fsdp2.update import Update
 from roll.strategy.tensor_names import trained
 from roll.strategy.training.checkpoint_state import begin, finish
 from roll.strategy.training.random_states import set_random_states
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
-
-def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int) -> None:
-    """Write the checkpoint. Collective.
-
-    Args:
-        updates: number of updates so far, skipped ones included.
-    """
+def save(path: Path, model: PreTrainedModel, update: Update) -> None:
+    """Write the checkpoint. Collective."""
     path.mkdir(parents=True, exist_ok=True)
-    tensors = _model_tensors(model)
-    stepped = any(optimizer.state.values())
-    if stepped:
-        tensors |= _optimizer_tensors(model, optimizer)
+    tensors = _model_tensors(model) | _optimizer_tensors(model, update)
     dcp_save(tensors, storage_writer=IndexedWriter(path))
-    finish(path, _identity(model), updates=updates, optimizer_state=stepped)
+    progress = {"updates": update.schedule.updates, "optimizer": update.kind}
+    finish(path, _identity(model), **progress)
 
 
-def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
-    """Restore what `save` wrote and return its `updates`. Collective.
+def load(path: Path, model: PreTrainedModel, update: Update) -> None:
+    """Restore what `save` wrote. Collective.
 
     The number of ranks may differ from that of the saving run. A rank that the saving run did not
     have keeps its random states.
 
     Raises:
-        CheckpointError: `meta.json` or the random states are missing, damaged or of another model;
-            or the index is missing or damaged, or a file that it names is missing. Nothing has
-            changed then. Or a file is damaged; then part of the state may have changed.
+        CheckpointError: `meta.json` or the random states are missing, damaged, of another model or
+            of another kind of optimizer; or the index is missing or damaged, or a file that it
+            names is missing. Nothing has changed then. Or a file is damaged; then part of the state
+            may have changed.
     """
     meta, rng = begin(path, _identity(model))
+    _check_kind(path, meta, update)
     reader = IndexedReader(path)
     reader.check_files()
-    optimizer.state.clear()
-    tensors = _model_tensors(model)
-    if meta["optimizer_state"]:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                optimizer.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                    **{name: torch.zeros_like(p) for name in _MOMENTS},
-                }
-        tensors |= _optimizer_tensors(model, optimizer)
+    _make_states(reader.read_metadata(), model, update)
+    tensors = _model_tensors(model) | _optimizer_tensors(model, update)
     try:
         dcp_load(tensors, storage_reader=reader)
     except CheckpointException as error:
@@ -77,8 +63,8 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
             f"checkpoint {path} is incomplete or damaged: {type(first).__name__}: {first}"
         ) from error
     set_random_states(rng)
+    update.schedule.updates = int(meta["updates"])
     dist.barrier()
-    return int(meta["updates"])
 
 
 def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -90,16 +76,50 @@ def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return named | {f"model.{name}": b for name, b in model.named_buffers() if name in saved}
 
 
-def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return step and moments of the trained parameters, named `optimizer.<parameter>.<key>`.
+def _optimizer_tensors(model: PreTrainedModel, update: Update) -> dict[str, Tensor]:
+    """Return what this rank has of the optimizers' states, named `optimizer.<parameter>.<key>`.
 
-    The optimizer must have them, which it has after its first step.
+    There is none of a parameter before its first step.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, p in trained(model):
-        for key, value in optimizer.state[p].items():
-            tensors[f"optimizer.{name}.{key}"] = value
-    return tensors
+    names = {p: name for name, p in trained(model)}
+    return {
+        f"{_prefix(names[p])}{key}": value
+        for optimizer in update.optimizers
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def _make_states(saved: Metadata, model: PreTrainedModel, update: Update) -> None:
+    """Give the optimizers states of zero, of the same tensors as in the checkpoint."""
+    names = {p: name for name, p in trained(model)}
+    outlines = saved.state_dict_metadata
+    keys: dict[str, list[str]] = {}
+    for key in outlines:
+        keys.setdefault(key.rpartition(".")[0], []).append(key)
+    for optimizer in update.optimizers:
+        for p in optimizer.params:
+            outline = {}
+            for key in keys.get(_prefix(names[p])[:-1], ()):
+                known = outlines[key]
+                assert isinstance(known, TensorStorageMetadata)
+                outline[key.rpartition(".")[2]] = (known.size, known.properties.dtype)
+            optimizer.restore(p, outline)
+
+
+def _prefix(name: str) -> str:
+    """Return what the names of a parameter's states begin with."""
+    return f"optimizer.{name}."
+
+
+def _check_kind(path: Path, meta: dict[str, Any], update: Update) -> None:
+    """Raise CheckpointError if a checkpoint is of another kind of optimizer."""
+    kind = meta.get("optimizer", "adamw")  # earlier versions had no other, and did not name it
+    if kind != update.kind:
+        raise CheckpointError(
+            f"checkpoint {path} is of a run with optimizer.kind = {kind}, and this one has "
+            f"{update.kind}; keep the kind, or set `resume: never`"
+        )
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Fsdp2Strategy(Generic[T]):
         self._update = (
             None
             if setup.optimizer is None
-            else Update(self._model, self._device, setup.optimizer, setup.total_steps)
+            else Update(self._model.model, self._device, setup.optimizer, setup.total_steps)
         )
 
     @property
@@ -139,12 +139,10 @@ class Fsdp2Strategy(Generic[T]):
         return export.full_weights(self._model.model, self._saved, self._dtype)
 
     def save(self, path: Path) -> None:
-        update = require_trainable(self._update)
-        state.save(path, self._model.model, update.optimizer, update.schedule.updates)
+        state.save(path, self._model.model, require_trainable(self._update))
 
     def load(self, path: Path) -> None:
-        update = require_trainable(self._update)
-        update.schedule.updates = state.load(path, self._model.model, update.optimizer)
+        state.load(path, self._model.model, require_trainable(self._update))
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         model = self._model.model
@@ -176,9 +174,10 @@ class Fsdp2Strategy(Generic[T]):
         self._model.to(device)
         if self._update is None:
             return
-        for values in self._update.optimizer.state.values():
-            for name, value in values.items():
-                values[name] = value.to(device)
+        for optimizer in self._update.optimizers:
+            for values in optimizer.state.values():
+                for name, value in values.items():
+                    values[name] = value.to(device)
 
     @cached_property
     def _saved(self) -> CheckpointLayout:

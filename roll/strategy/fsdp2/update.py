@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
 
-from roll.config.sections.training import OptimizerConfig
-from roll.strategy.training import adamw
+from roll.config.sections.optimizers.kinds import OptimizerConfig
+from roll.strategy.fsdp2.optimizers import Steps, by_mesh, optimizers_of
+from roll.strategy.tensor_names import trained
 from roll.strategy.training.schedule import Schedule
 
 
 class Update:
-    """Gradient clipping, AdamW and the learning rate schedule of one model.
+    """Gradient clipping, optimizers and the learning rate schedule of one model.
 
     Args:
         device: device on which the gradient norm is computed.
@@ -28,29 +28,32 @@ class Update:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         device: torch.device,
         config: OptimizerConfig,
         total_steps: int | None,
     ) -> None:
         self._device = device
         self._max_grad_norm = config.max_grad_norm
-        self._params = [p for p in model.parameters() if p.requires_grad]
+        self._params = [p for _, p in trained(model)]
+        self._by_mesh = by_mesh(self._params)
+        self.kind = config.kind
+        """Kind of the optimizer, as in a run file."""
         self.schedule = Schedule(config, total_steps)
-        self._by_mesh = _grouped(self._params)
-        groups = [group for params in self._by_mesh for group in adamw.groups(params)]
-        self.optimizer = torch.optim.AdamW(groups, **adamw.options(config))
+        self.optimizers: list[Steps] = optimizers_of(model, config)
+        """Optimizers, each of a part of the trained parameters."""
 
     def apply(self) -> tuple[float, float, bool]:
         """Clip the gradients, take a step and clear the gradients. Collective.
 
         The update is skipped, and weights and optimizer state stay unchanged, if the gradient norm
         is not finite or is zero. The norm is zero if every sample is masked or every advantage is
-        0; AdamW would then continue in its previous direction. The schedule advances in any case,
-        so that it ends with the run.
+        0; an optimizer with momentum would then continue in its previous direction. The schedule
+        advances in any case, so that it ends with the run.
 
         Returns:
-            Gradient norm before clipping, learning rate, and False if the update was skipped.
+            Gradient norm before clipping, learning rate (with Muon that of the matrices), and False
+            if the update was skipped.
         """
         lr = self.schedule.advance()
         norm = self._norm()
@@ -60,10 +63,10 @@ class Update:
             if grad_norm > self._max_grad_norm:
                 for params in self._by_mesh:
                     clip_grads_with_norm_(params, self._max_grad_norm, norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            for optimizer in self.optimizers:
+                optimizer.step(self.schedule.with_peak(optimizer.peak))
+        for p in self._params:
+            p.grad = None
         return grad_norm, lr, applied
 
     def _norm(self) -> Tensor:
@@ -86,11 +89,3 @@ def _copies(grad: DTensor) -> int:
     for axis, placement in enumerate(grad.placements):
         copies *= grad.device_mesh.size(axis) if placement.is_replicate() else 1
     return copies
-
-
-def _grouped(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Group parameters by mesh, because operations on lists of tensors need a single mesh."""
-    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for p in params:
-        groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
-    return list(groups.values())

@@ -24,7 +24,12 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
-from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
+from roll.strategy.backend_setup import (
+    ModelSetup,
+    require_adamw,
+    require_adapter,
+    require_trainable,
+)
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
@@ -59,7 +64,12 @@ class MegatronStrategy:
         self._update = (
             None
             if setup.optimizer is None
-            else Update(self._model, setup.model, setup.optimizer, setup.total_steps)
+            else Update(
+                self._model,
+                setup.model,
+                require_adamw(config.kind, setup.optimizer),
+                setup.total_steps,
+            )
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcore_adapter.modeling.optimizer import adam, step
 from mcore_adapter.optimizer_state import load_masters
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.training.schedule import Schedule
@@ -26,7 +26,7 @@ class Update:
         self,
         model: MegatronModel,
         model_config: ModelConfig,
-        config: OptimizerConfig,
+        config: AdamWConfig,
         total_steps: int | None,
     ) -> None:
         self._chunks = model.chunks

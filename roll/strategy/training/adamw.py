@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig, OthersConfig
 
 
-def options(config: OptimizerConfig) -> dict[str, Any]:
-    """Return the keyword arguments for `torch.optim.AdamW`."""
+def options(config: AdamWConfig | OthersConfig) -> dict[str, Any]:
+    """Return the keyword arguments for `torch.optim.AdamW`, all but the learning rate, which each
+    step is given."""
     return {
-        "lr": config.lr,
         "betas": config.betas,
         "eps": config.eps,
         "weight_decay": config.weight_decay,

@@ -5,27 +5,33 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.base import OptimizerBase
 
 
-def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
+def lr_at(
+    step: int, config: OptimizerBase, total_steps: int | None, peak: float | None = None
+) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0.
 
     In the warm-up the rate grows linearly, from above zero, and reaches the peak at the first step
-    after it. A decay that has an end reaches `min_lr_ratio * lr` at the last step,
+    after it. A decay that has an end reaches `min_lr_ratio` of the peak at the last step,
     `total_steps - 1`, and the rate stays there.
+
+    Args:
+        peak: peak of the rate; None: `config.lr`.
 
     Raises:
         ValueError: `total_steps` is None, and the schedule has an end or the warm-up is a share of
             it.
     """
     warmup, schedule = config.warmup(total_steps), config.schedule
+    peak = config.lr if peak is None else peak
     if step < warmup:
-        return config.lr * (step + 1) / (warmup + 1)
+        return peak * (step + 1) / (warmup + 1)
     if schedule == "constant":
-        return config.lr
+        return peak
     if schedule == "inverse_sqrt":
-        return config.lr * max(math.sqrt((warmup + 1) / (step + 1)), config.min_lr_ratio)
+        return peak * max(math.sqrt((warmup + 1) / (step + 1)), config.min_lr_ratio)
     if total_steps is None:
         raise ValueError(f"schedule {schedule!r} needs the total number of optimizer steps")
     last = total_steps - 1
@@ -38,7 +44,7 @@ def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
             left = 1.0 - _done(step, max(last - config.decay(total_steps), warmup), last)
         case _:
             assert_never(schedule)
-    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
+    return peak * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
 def _done(step: int, begin: int, last: int) -> float:
@@ -52,7 +58,7 @@ class Schedule:
     Skipped updates count too, so that the schedule ends with the run.
     """
 
-    def __init__(self, config: OptimizerConfig, total_steps: int | None) -> None:
+    def __init__(self, config: OptimizerBase, total_steps: int | None) -> None:
         """Check that the schedule has all it needs.
 
         Raises:
@@ -67,4 +73,9 @@ class Schedule:
     def advance(self) -> float:
         """Count one update and return its learning rate."""
         self.updates += 1
-        return lr_at(self.updates - 1, self._config, self._total_steps)
+        return self.with_peak(self._config.lr)
+
+    def with_peak(self, peak: float) -> float:
+        """Return the learning rate of the update that was counted last, of parameters whose rate
+        has another peak but the same schedule."""
+        return lr_at(self.updates - 1, self._config, self._total_steps, peak)

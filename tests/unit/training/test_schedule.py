@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import optimization
 
-from roll.config.sections.training import OptimizerConfig
+from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.strategy.training.schedule import Schedule, lr_at
 
 
 def rates(total: int, **settings: object) -> list[float]:
-    config = OptimizerConfig.model_validate({"lr": 1.0, **settings})
+    config = AdamWConfig.model_validate({"lr": 1.0, **settings})
     return [lr_at(step, config, total) for step in range(total)]
 
 
@@ -42,13 +42,13 @@ def test_cosine_decay_is_half_way_in_the_middle() -> None:
 
 
 def test_steps_after_the_last_stay_at_the_floor() -> None:
-    config = OptimizerConfig(lr=1.0, schedule="linear", min_lr_ratio=0.1)
+    config = AdamWConfig(lr=1.0, schedule="linear", min_lr_ratio=0.1)
     assert lr_at(50, config, 5) == pytest.approx(0.1)
 
 
 def test_decay_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="'cosine' needs the total number"):
-        lr_at(0, OptimizerConfig(schedule="cosine"), None)
+        lr_at(0, AdamWConfig(schedule="cosine"), None)
 
 
 @given(
@@ -68,7 +68,7 @@ def test_the_rate_rises_once_then_falls_and_stays_in_bounds(
 
 
 def test_a_schedule_counts_updates_and_goes_on_from_any() -> None:
-    config = OptimizerConfig.model_validate({"lr": 1.0, "schedule": "linear"})
+    config = AdamWConfig.model_validate({"lr": 1.0, "schedule": "linear"})
     schedule = Schedule(config, 5)
     assert [schedule.advance() for _ in range(5)] == rates(5, schedule="linear")
     schedule.updates = 2
@@ -122,11 +122,11 @@ def test_wsd_decays_to_its_floor_at_the_last_step() -> None:
 
 
 def test_warmup_and_decay_as_shares_are_rounded_up_but_not_by_binary_fractions() -> None:
-    assert OptimizerConfig(warmup_ratio=0.07).warmup(100) == 7
-    assert OptimizerConfig(warmup_ratio=0.05).warmup(30) == 2
-    assert OptimizerConfig(warmup_steps=3).warmup(None) == 3
-    assert OptimizerConfig(decay_ratio=0.07).decay(100) == 7
-    assert OptimizerConfig(decay_ratio=0.99).decay(3) == 2
+    assert AdamWConfig(warmup_ratio=0.07).warmup(100) == 7
+    assert AdamWConfig(warmup_ratio=0.05).warmup(30) == 2
+    assert AdamWConfig(warmup_steps=3).warmup(None) == 3
+    assert AdamWConfig(decay_ratio=0.07).decay(100) == 7
+    assert AdamWConfig(decay_ratio=0.99).decay(3) == 2
 
 
 @pytest.mark.parametrize("schedule", DECAYS)
@@ -138,10 +138,10 @@ def test_a_share_of_warmup_is_that_many_steps(schedule: str) -> None:
 
 def test_a_share_of_a_run_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="warmup_ratio needs the total number"):
-        Schedule(OptimizerConfig(warmup_ratio=0.1), None)
+        Schedule(AdamWConfig(warmup_ratio=0.1), None)
 
 
 def test_the_inverse_root_stops_at_its_floor_and_needs_no_end() -> None:
-    config = OptimizerConfig(lr=1.0, schedule="inverse_sqrt", warmup_steps=3, min_lr_ratio=0.1)
+    config = AdamWConfig(lr=1.0, schedule="inverse_sqrt", warmup_steps=3, min_lr_ratio=0.1)
     found = [lr_at(step, config, None) for step in (3, 15, 10_000)]
     assert found == pytest.approx([1.0, 0.5, 0.1])

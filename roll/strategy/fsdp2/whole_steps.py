@@ -1,0 +1,107 @@
+"""Optimizer steps on whole parameters, of which every rank takes a part.
+
+Some optimizers look at a whole matrix: the singular values of its gradient, the means of its rows
+and columns, its norm. Their results on shards would not be those of the matrix, and in products
+over shards sums of bfloat16 would be rounded in another order. So each parameter has an owner, a
+rank that keeps the optimizer's state of this parameter and takes its steps: on the whole weight and
+the whole gradient, as a single process would. All ranks own about the same number of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from roll.strategy.fsdp2.export import whole
+
+Outline = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Shape and dtype of each tensor of a parameter's state; empty before its first step."""
+MakeOptimizer = Callable[[nn.Parameter], Optimizer]
+"""Makes the optimizer of one parameter, which has the right number of axes but no elements yet."""
+
+
+class WholeSteps:
+    """Steps on sharded parameters, each on the whole of one parameter.
+
+    Args:
+        params: parameters, in the same order on all ranks.
+        make: maker of each parameter's optimizer.
+        peak: peak of the learning rate.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], make: MakeOptimizer, peak: float) -> None:
+        self.params = list(params)
+        self.peak = peak
+        self._owners = owners([p.numel() for p in self.params], dist.get_world_size())
+        self._own: dict[nn.Parameter, tuple[nn.Parameter, Optimizer]] = {}
+        for p, owner in zip(self.params, self._owners, strict=True):
+            if owner == dist.get_rank():
+                stands_for = nn.Parameter(_nothing(p))
+                self._own[p] = (stands_for, make(stands_for))
+
+    @property
+    def state(self) -> Mapping[nn.Parameter, dict[str, Any]]:
+        """State of the parameters that this rank owns, by their names in the optimizer."""
+        return {p: optimizer.state[slot] for p, (slot, optimizer) in self._own.items()}
+
+    def restore(self, p: nn.Parameter, outline: Outline) -> None:
+        """Replace the state of a parameter by zeros, which the caller then fills."""
+        if p in self._own:
+            slot, optimizer = self._own[p]
+            optimizer.state[slot] = {
+                name: torch.zeros(shape, dtype=dtype, device=p.device)
+                for name, (shape, dtype) in outline.items()
+            }
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Take a step with the gradients of the parameters, and drop these gradients. Collective.
+
+        One whole weight and one whole gradient exist at a time.
+        """
+        for p, owner in zip(self.params, self._owners, strict=True):
+            if p.grad is None:
+                continue
+            weight, gradient = whole(p.detach()).contiguous(), whole(p.grad)
+            if owner == dist.get_rank():
+                self._step_on(p, weight, gradient, lr)
+            p.grad = None
+            dist.broadcast(weight, src=owner)
+            assert isinstance(p, DTensor)
+            part = distribute_tensor(weight, p.device_mesh, p.placements, src_data_rank=None)
+            p.to_local().copy_(part.to_local())
+
+    def _step_on(self, p: nn.Parameter, weight: Tensor, gradient: Tensor, lr: float) -> None:
+        """Change the whole weight of a parameter that this rank owns, in place."""
+        slot, optimizer = self._own[p]
+        slot.data, slot.grad = weight, gradient
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        slot.data, slot.grad = _nothing(p), None
+
+
+def owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the owner of each parameter: the largest ones first, each to the rank that owns the
+    fewest elements so far.
+
+    Args:
+        sizes: number of elements of each parameter.
+    """
+    owned = [0] * ranks
+    found = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        rank = min(range(ranks), key=owned.__getitem__)
+        owned[rank] += sizes[number]
+        found[number] = rank
+    return found
+
+
+def _nothing(p: Tensor) -> Tensor:
+    """Return a tensor without elements, with the axes, dtype and device of `p`."""
+    return torch.empty((0,) * p.dim(), dtype=p.dtype, device=p.device)
