@@ -9,6 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.commands.memory.sizes import Learned, ModelSizes
+from roll.config.sections.optimizers.kinds import (
+    AdafactorConfig,
+    AdamWConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
 from roll.config.sections.strategy import (
     DeepspeedConfig,
     Fsdp2Config,
@@ -19,6 +26,8 @@ from roll.config.sections.strategy import (
 
 FULL = 4
 """Bytes of a float32."""
+USUAL = AdamWConfig()
+"""Optimizer of a role that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +96,12 @@ def trained(
     strategy: Fsdp2Config | DeepspeedConfig | MegatronConfig,
     passes: Passes,
     learned: Learned,
+    optimizer: OptimizerConfig = USUAL,
 ) -> Needs:
     """Return what a trained model needs."""
     match strategy:
         case Fsdp2Config():
-            return _fsdp2(sizes, strategy, passes, learned)
+            return _fsdp2(sizes, strategy, passes, learned, optimizer)
         case DeepspeedConfig():
             return _deepspeed(sizes, strategy, passes, learned)
         case MegatronConfig():
@@ -133,7 +143,41 @@ def head_buffers(sizes: ModelSizes, passes: Passes, *, learns: bool) -> int:
     return (2 * FULL + passes.width) * chunk * sizes.vocab + gradient
 
 
-def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, learned: Learned) -> Needs:
+def optimizer_state(sizes: ModelSizes, learned: Learned, optimizer: OptimizerConfig) -> int:
+    """Return the bytes of an optimizer's state, of all ranks together."""
+    elements = learned.elements
+    match optimizer:
+        case AdamWConfig():
+            return 2 * FULL * elements
+        case SgdConfig():
+            return FULL * elements if optimizer.momentum else 0
+        case MuonConfig():
+            others = min(sizes.root, elements) if learned.head else 0
+            return FULL * (elements - others) + 2 * FULL * others
+        case AdafactorConfig():  # a number for each row and each column
+            return 2 * FULL * elements // sizes.hidden
+
+
+def whole_step(sizes: ModelSizes, learned: Learned, optimizer: OptimizerConfig) -> int:
+    """Return the bytes of the step of the largest parameter, if whole parameters take steps."""
+    matrix = sizes.hidden * max(sizes.feed_forward, sizes.queries)
+    match optimizer:
+        case MuonConfig():
+            # Weight, gradient and update in float32; the update, and what becomes of it, in
+            # bfloat16.
+            return (3 * FULL + 4) * matrix
+        case AdafactorConfig():  # weight, gradient and update
+            return 3 * FULL * max(matrix, sizes.head if learned.head else 0)
+    return 0
+
+
+def _fsdp2(
+    sizes: ModelSizes,
+    strategy: Fsdp2Config,
+    passes: Passes,
+    learned: Learned,
+    optimizer: OptimizerConfig,
+) -> Needs:
     trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
@@ -151,9 +195,10 @@ def _fsdp2(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes, learned: Le
     return Needs(
         weights=kept * FULL * sizes.total // shards,
         gradients=kept * FULL * trained // shards,
-        moments=kept * 2 * FULL * trained // shards,
+        moments=kept * optimizer_state(sizes, learned, optimizer) // shards,
         activations=kept_for,
-        buffers=gathered + max(begins, ends),
+        # A step begins when all activations are gone.
+        buffers=max(gathered + max(begins, ends), whole_step(sizes, learned, optimizer) - kept_for),
     )
 
 

@@ -103,7 +103,7 @@ def _computing(
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
-    return trained(sizes, role.strategy, passes, learned(model, sizes))
+    return trained(sizes, role.strategy, passes, learned(model, sizes), role.optimizer)
 
 
 def _rows(config: RunConfig, name: str) -> tuple[int, int]:

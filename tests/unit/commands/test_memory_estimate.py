@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ from roll.commands.memory.sizes import Learned, ModelSizes, count, learned, size
 from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.config.sections.optimizers.kinds import (
+    AdafactorConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
@@ -132,6 +139,34 @@ def test_fsdp2_divides_all_that_stays() -> None:
     moved = trained(SMALL, Fsdp2Config(cpu_offload=True), PASSES, WHOLE)
     assert moved.resident == 0
     assert moved.activations > 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments"),
+    [
+        # One moment of the matrices inside the layers, two of embedding, head and last norm.
+        (MuonConfig(), 4 * 600 + 8 * 400),
+        # Rows and columns of matrices 10 wide.
+        (AdafactorConfig(lr=0.01), 8 * 1000 // 10),
+        (SgdConfig(lr=0.01), 0),
+        (SgdConfig(lr=0.01, momentum=0.9), 4 * 1000),
+    ],
+)
+def test_moments_are_those_of_the_optimizer(optimizer: OptimizerConfig, moments: int) -> None:
+    assert trained(SMALL, Fsdp2Config(), PASSES, WHOLE, optimizer).moments == moments // 4
+    frozen = Learned(600, head=False)
+    if isinstance(optimizer, MuonConfig):
+        assert trained(SMALL, Fsdp2Config(), PASSES, frozen, optimizer).moments == 4 * 600 // 4
+
+
+def test_steps_on_whole_parameters_need_the_largest_one() -> None:
+    least = replace(PASSES, tokens=0, chunk_tokens=0)
+    few = replace(SMALL, root=0, layer=0)
+    plain = trained(few, Fsdp2Config(), least, WHOLE).buffers
+    largest = 10 * 20  # hidden size and feed-forward part; the head is as large
+    assert trained(few, Fsdp2Config(), least, WHOLE, MuonConfig()).buffers == 16 * largest > plain
+    adafactor = AdafactorConfig(lr=0.01)
+    assert trained(few, Fsdp2Config(), least, WHOLE, adafactor).buffers == 12 * largest > plain
 
 
 def test_an_adapter_has_moments_and_gradients_of_its_own_only() -> None:
