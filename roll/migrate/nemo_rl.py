@@ -7,6 +7,7 @@ from typing import Any
 
 from roll.config.errors import ConfigError
 from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference
+from roll.migrate.optimizers import put_kind
 from roll.migrate.stand_ins import put_stand_in
 
 PIPELINES = {"grpo": "rlvr", "sft": "sft", "dpo": "dpo", "rm": "reward_model"}
@@ -23,7 +24,7 @@ REASONS = {
     "policy.dtensor_cfg": "off, or a setting that fsdp2 does not have",
     "policy.megatron_cfg": "off, or a setting that megatron does not have",
     "policy.generation": "a setting that the engine does not have",
-    "policy.optimizer": "the optimizer is AdamW",
+    "policy.optimizer": "a setting that optimizers do not have here",
     "policy.scheduler": "schedules: constant, linear, cosine, inverse_sqrt, wsd, with a warm-up",
     "policy.reward_model_cfg": "the head of a model follows from the pipeline",
     "env": "environments of NeMo RL: rewards here, or pipeline: agentic (docs/agents.md)",
@@ -305,6 +306,7 @@ def _put_trainer(job: Job, pool: str, devices: int, length: int, *, rl: bool) ->
         job.put("actor_train.optimizer.betas", betas, f"{at}.betas")
     job.move(f"{at}.eps", "actor_train.optimizer.eps", "number", float)
     job.move("policy.max_grad_norm", "actor_train.optimizer.max_grad_norm", "number", float)
+    put_kind(job, "policy.optimizer.name", "actor_train")
     if rl:
         rows = job.keys.whole("policy.train_global_batch_size") or 512
         job.put("actor_train.samples_per_update", rows, "policy.train_global_batch_size")

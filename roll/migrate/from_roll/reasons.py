@@ -138,7 +138,7 @@ LAST_PARTS: dict[str, str] = {
     "load_format": "engines load the checkpoint, and then get the weights of the trainer",
     "disable_log_stats": "the engine's figures are in the metrics",
     "lr_scheduler_kwargs": "a schedule has `min_lr_ratio` and no further settings",
-    "optim": "the optimizer is AdamW",
+    "optim": "the kind of optimizer is a setting of roles that train",
     "fp16": "dtypes are float32 and bfloat16",
     "bf16": "see `model.dtype`",
     "seed": "see `seed` of the run",

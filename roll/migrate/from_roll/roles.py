@@ -8,6 +8,7 @@ from roll.config.sections.placement import check_variables
 from roll.migrate.devices import devices_of
 from roll.migrate.from_roll.strategies import score_strategy, train_strategy
 from roll.migrate.job import Job
+from roll.migrate.optimizers import put_kind
 
 ATTENTION = {
     "fa2": "flash_attention_2",
@@ -224,6 +225,7 @@ def put_optimizer(job: Job, role: str, target: str, rl: bool = True) -> None:
         job.move(f"{args}.warmup_ratio", f"{out}.warmup_ratio", "number", _share)
     else:
         job.why(f"{args}.warmup_ratio", "0, or warmup_steps says it already")
+    put_kind(job, f"{args}.optim", target)
     if rl:
         job.why(f"{args}.num_train_epochs", "the run is as long as `max_steps`")
 

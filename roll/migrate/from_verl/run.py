@@ -6,6 +6,7 @@ from typing import Any
 
 from roll.migrate.from_verl.algorithm import put_algorithm
 from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference
+from roll.migrate.optimizers import put_kind
 from roll.migrate.stand_ins import put_stand_in
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -227,6 +228,7 @@ def _put_trainer(job: Job, target: str, at: str, pool: str, devices: int) -> Non
         job.move(ratio, f"{out}.warmup_ratio", "number", lambda v: float(v) if v < 1 else None)
     for key in (steps, ratio, f"{at}.optim.total_training_steps"):
         job.why(key, "there is no warm-up, or another key says it")
+    put_kind(job, f"{at}.optim.optimizer", target)
     group = job.draft.get("data.samples_per_prompt")
     prompts = job.keys.whole(f"{at}.ppo_mini_batch_size") or 256
     note = f"{prompts} prompts x {group} samples"

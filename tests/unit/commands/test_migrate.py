@@ -17,6 +17,7 @@ from roll.config.offline import DistillationConfig, DpoConfig, SftConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.optimizers.kinds import MuonConfig
 from roll.config.sections.roles import Role
 from roll.migrate.translate import Migration, migrate
 
@@ -304,6 +305,38 @@ def test_nemo_rl(tmp_path: Path) -> None:
     assert config.actor_train.packing is True
     assert config.sampling.stop_token_ids == (151643,)
     assert config.rewards["math"].fn == "math"
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "name", "kind", "said"),
+    [
+        ("nemo_rl", "policy__optimizer__name", "torch.optim.AdamW", "adamw", None),
+        ("nemo_rl", "policy__optimizer__name", "torch.optim.Muon", "muon", "optimizer.lr: look"),
+        ("nemo_rl", "policy__optimizer__name", "torch.optim.SGD", "sgd", None),
+        ("nemo_rl", "policy__optimizer__name", "my.Lion", "adamw", "adamw in place of my.Lion"),
+        ("verl", "actor_rollout_ref__actor__optim__optimizer", "AdamW", "adamw", None),
+        ("verl", "actor_rollout_ref__actor__optim__optimizer", "Adafactor", "adafactor", "look at"),
+        ("rlvr", "actor_train__training_args__optim", "adamw_torch", "adamw", None),
+        (
+            "rlvr",
+            "actor_train__training_args__optim",
+            "muon",
+            "adamw",
+            "needs actor_train.strategy",
+        ),
+    ],
+)
+def test_names_of_optimizers(
+    file: str, key: str, name: str, kind: str, said: str | None, tmp_path: Path
+) -> None:
+    made = migrate(changed(tmp_path, file, **{key: name}))
+    optimizer = loaded(made, tmp_path).trained[Role.ACTOR_TRAIN].optimizer
+    assert optimizer.kind == kind
+    if isinstance(optimizer, MuonConfig):
+        assert optimizer.others.betas == (0.9, 0.999)
+        assert optimizer.weight_decay == 0.01
+    assert bool(said) == any("optimizer" in line for line in made.todo)
+    assert said is None or any(said in line for line in made.todo)
 
 
 def test_files_of_defaults_are_read_and_missing_ones_named() -> None:
