@@ -56,7 +56,7 @@ PURE = {
     "a pure number": r"Lambda|Discount|Lower bound|Upper bound|Smallest ratio|Largest ratio|Rank\b|"
     r"Sampling temperature|Inverse temperature|Margin|Peak learning rate|Decoupled weight decay|"
     r"Decay rates|Largest global norm|Largest loss|Largest absolute|Numbers? added|"
-    r"Number subtracted|Number that|"
+    r"Number subtracted|Number that|Exponent|Largest root mean square|"
     r"Value (above|below)|Replaces|Seed|First of these seeds|Recent pass rate|Mean of these",
     "a port": r"Port\b",
     "steps": r"Steps? (to|after)",
