@@ -6,6 +6,7 @@ Importing this package imports every built-in, so the registries are complete fo
 from roll.algorithms.advantages.distill import Distill
 from roll.algorithms.advantages.gae import Gae
 from roll.algorithms.advantages.gdpo import Gdpo
+from roll.algorithms.advantages.gpg import Gpg
 from roll.algorithms.advantages.group import Grpo, Rloo
 from roll.algorithms.advantages.opo import Opo
 from roll.algorithms.advantages.pass_k import PassK
@@ -59,6 +60,7 @@ __all__ = [
     "Gdpo",
     "Gigpo",
     "Gmpo",
+    "Gpg",
     "Grpo",
     "Gspo",
     "Kimi",

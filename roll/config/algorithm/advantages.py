@@ -85,6 +85,20 @@ class RlooConfig(Choice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
 
 
+class GpgConfig(Choice):
+    """Advantage of group policy gradient: alpha * (reward - group mean), where alpha is the number
+    of groups of the step divided by the number of those whose rewards differ (GPG, arXiv
+    2504.02546).
+
+    Keeps the size of a step where many prompts are solved always or never: their groups have no
+    gradient, but count in the mean. Or draw other prompts in their place: `rollout.filters` with
+    `equal_rewards`, where alpha is 1. The paper has the loss `pg`.
+    """
+
+    kind: Literal["gpg"] = "gpg"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
+
+
 class OpoConfig(Choice):
     """Advantage with the optimal baseline: reward - sum(tokens * reward) / sum(tokens) over the
     group, which has the least variance on-policy (OPO, arXiv 2505.23585).
@@ -247,6 +261,7 @@ AdvantageConfig = Annotated[
     GaeConfig
     | GrpoConfig
     | RlooConfig
+    | GpgConfig
     | OpoConfig
     | PassKConfig
     | GdpoConfig

@@ -40,6 +40,7 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
     "rloo_vectorized": {"kind": "rloo"},
     "remax": {"kind": "remax"},
     "opo": {"kind": "opo"},
+    "gpg": {"kind": "gpg"},
     "reinforce_plus_plus": {"kind": "reinforce_pp", "baseline": "none"},
     "reinforce_plus_plus_baseline": {"kind": "reinforce_pp", "baseline": "group"},
 }

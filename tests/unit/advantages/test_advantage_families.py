@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from roll.algorithms import (
     Distill,
     Gdpo,
+    Gpg,
     Grpo,
     Opo,
     PassK,
@@ -38,6 +39,7 @@ from roll.config.algorithm import (
     GaeConfig,
     GdpoConfig,
     GigpoConfig,
+    GpgConfig,
     GrpoConfig,
     Need,
     OpoConfig,
@@ -92,6 +94,7 @@ CONFIGS: list[AdvantageConfig] = [
     GrpoConfig(),
     GrpoConfig(baseline="leave_one_out", std="batch"),
     RlooConfig(),
+    GpgConfig(),
     OpoConfig(),
     PassKConfig(k=2, threshold=0.3),
     GdpoConfig(eps=1e-3),
@@ -159,6 +162,7 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
     [
         Grpo(GrpoConfig()),
         Rloo(RlooConfig()),
+        Gpg(GpgConfig()),
         Opo(OpoConfig()),
         PassK(PassKConfig(k=2)),
         Gdpo(GdpoConfig()),
