@@ -22,12 +22,12 @@ from roll.algorithms.losses.entropy import EntropyBonus
 from roll.algorithms.losses.kl import KlToReference
 from roll.algorithms.losses.nll import PositiveNll
 from roll.algorithms.losses.policy.cispo import Cispo
-from roll.algorithms.losses.policy.clip_cov import ClipCov
+from roll.algorithms.losses.policy.covariance.clip_cov import ClipCov
+from roll.algorithms.losses.policy.covariance.kl_cov import KlCov
 from roll.algorithms.losses.policy.dro import Dro
 from roll.algorithms.losses.policy.gmpo import Gmpo
 from roll.algorithms.losses.policy.gspo import Gspo
 from roll.algorithms.losses.policy.kimi import Kimi
-from roll.algorithms.losses.policy.kl_cov import KlCov
 from roll.algorithms.losses.policy.pg import PolicyGradient
 from roll.algorithms.losses.policy.ppo import PpoClip
 from roll.algorithms.losses.policy.sapo import Sapo

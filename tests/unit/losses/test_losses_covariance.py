@@ -13,7 +13,7 @@ from torch import Tensor
 
 from roll.algorithms import ClipCov, KlCov, PpoClip, SumLoss
 from roll.algorithms.loss_interface import PolicyTerms
-from roll.algorithms.losses.policy.covariance import covariance, draw, largest
+from roll.algorithms.losses.policy.covariance.choice import covariance, draw, largest
 from roll.config.algorithm import ClipCovConfig, KlCovConfig, PpoClipConfig
 from roll.core.batches import RolloutBatch
 from tests.tiny import rollout_batch

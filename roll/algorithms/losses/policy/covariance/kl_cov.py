@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.algorithms.losses.policy.covariance import covariance, largest, share_of_tokens
+from roll.algorithms.losses.policy.covariance.choice import covariance, largest, share_of_tokens
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics
 from roll.algorithms.registries import LOSSES
 from roll.config.algorithm.losses import KlCovConfig

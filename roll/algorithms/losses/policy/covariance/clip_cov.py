@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.algorithms.losses.policy.covariance import covariance, draw, share_of_tokens
+from roll.algorithms.losses.policy.covariance.choice import covariance, draw, share_of_tokens
 from roll.algorithms.losses.policy.ratio import (
     bounded_exp,
     clipped_surrogate,
