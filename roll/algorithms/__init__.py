@@ -24,6 +24,7 @@ from roll.algorithms.losses.nll import PositiveNll
 from roll.algorithms.losses.policy.cispo import Cispo
 from roll.algorithms.losses.policy.covariance.clip_cov import ClipCov
 from roll.algorithms.losses.policy.covariance.kl_cov import KlCov
+from roll.algorithms.losses.policy.dppo import Dppo
 from roll.algorithms.losses.policy.dro import Dro
 from roll.algorithms.losses.policy.gmpo import Gmpo
 from roll.algorithms.losses.policy.gspo import Gspo
@@ -54,6 +55,7 @@ __all__ = [
     "DifficultyWeight",
     "Distill",
     "DistillTerm",
+    "Dppo",
     "Dro",
     "EntropyBonus",
     "Gae",

@@ -119,6 +119,35 @@ class CispoConfig(PolicyChoice):
     little on it."""
 
 
+class DppoConfig(PolicyChoice):
+    """Importance weights without a clip, -sg(min(ratio, upper)) * A * log p, where sg stops the
+    gradient; but no gradient for tokens whose probability has changed by more than `threshold`, if
+    it would move them further (DPPO, arXiv 2602.04879).
+
+    For large vocabularies: a clip of ratios holds rare tokens back and lets likely ones move far.
+    The paper measures the change from the engine's log-probs: `old_logprobs: rollout`.
+    """
+
+    kind: Literal["dppo"] = "dppo"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.RATIO})
+    divergence: Literal["tv", "kl"] = "tv"
+    """Measure of the change, with p and q the old and the new probability of the token: |p - q|
+    (`tv`), or p * log(p / q) + (1 - p) * log((1 - p) / (1 - q)) (`kl`)."""
+    threshold: float | None = Field(default=None, gt=0)
+    """Upper bound of the change. If left out: 0.2 for `tv` and 0.05 for `kl`, as in the paper's
+    larger runs."""
+    upper: float | None = Field(default=5.0, gt=1)
+    """Largest ratio that is a factor of the gradient; 5 in the paper's larger runs. null: no bound,
+    as in its smaller ones."""
+
+    @property
+    def bound(self) -> float:
+        """`threshold`, or the default of the divergence."""
+        if self.threshold is not None:
+            return self.threshold
+        return 0.2 if self.divergence == "tv" else 0.05
+
+
 class SapoConfig(PolicyChoice):
     """Smooth gate in place of a clip (SAPO, arXiv 2511.20347): -f(ratio) * A with f(x) =
     sigmoid(tau * (x - 1)) * 4 / tau.
@@ -335,6 +364,7 @@ LossTermConfig = Annotated[
     | GspoConfig
     | GmpoConfig
     | CispoConfig
+    | DppoConfig
     | SapoConfig
     | ToprConfig
     | KimiConfig

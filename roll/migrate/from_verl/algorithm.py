@@ -29,6 +29,8 @@ LOSSES = {
     "geo_mean": "gmpo",
     "sapo": "sapo",
     "cispo": "cispo",
+    "dppo_tv": "dppo",
+    "dppo_kl": "dppo",
     "clip_cov": "clip_cov",
     "kl_cov": "kl_cov",
     "gpg": "pg",
@@ -99,12 +101,17 @@ def _put_loss(job: Job) -> None:
         job.ask(f"algorithm.loss: ppo_clip stands in for {job.keys.text(mode)}")
     term: dict[str, Any] = {"kind": kind}
     keys = [mode]
-    if kind in ("ppo_clip", "gspo", "gmpo", "clip_cov", "cispo"):
+    if kind in ("ppo_clip", "gspo", "gmpo", "clip_cov", "cispo", "dppo"):
         both = job.keys.number(f"{ACTOR}.clip_ratio") or 0.2
         ends = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
-        low, high = (job.keys.number(key) or both for key in ends)
-        term |= {"clip_low": float(low), "clip_high": float(high)}
+        low, high = (float(job.keys.number(key) or both) for key in ends)
+        term |= {"clip_low": low, "clip_high": high}
         keys += [f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")]
+        if kind == "dppo":
+            measure = (job.keys.text(mode) or "").removeprefix("dppo_")
+            term = {"kind": kind, "divergence": measure, "threshold": high}
+            if low != high:
+                job.ask(f"algorithm.loss: dppo has one threshold; clip_ratio_low = {low:g} is lost")
     if kind == "ppo_clip":
         bound = job.keys.number(f"{ACTOR}.clip_ratio_c")
         term["dual_clip"] = float(bound) if bound and bound > 1 else 3.0

@@ -296,6 +296,26 @@ def test_verl(tmp_path: Path) -> None:
     assert config.rollout.filters[0].kind == "equal_rewards"
 
 
+def test_algorithms_of_verl(tmp_path: Path) -> None:
+    keys = {"actor_rollout_ref__actor__use_kl_loss": False}
+    path = changed(tmp_path, "verl", algorithm__adv_estimator="gpg", **keys)
+    config = loaded(migrate(path), tmp_path)
+    assert isinstance(config, RlvrConfig)
+    assert config.algorithm.advantage.kind == "gpg"
+    mode = "actor_rollout_ref__actor__policy_loss__loss_mode"
+    for name in ("tv", "kl"):
+        made = migrate(changed(tmp_path, "verl", **{mode: f"dppo_{name}"}, **keys))
+        config = loaded(made, tmp_path)
+        assert isinstance(config, RlvrConfig)
+        (term,) = config.algorithm.loss
+        assert term.model_dump(exclude={"coef", "upper"}) == {
+            "kind": "dppo",
+            "divergence": name,
+            "threshold": 0.28,
+        }
+        assert any("clip_ratio_low = 0.2 is lost" in line for line in made.todo)
+
+
 def test_nemo_rl(tmp_path: Path) -> None:
     config = of("nemo_rl", tmp_path)
     assert isinstance(config, RlvrConfig)

@@ -96,6 +96,27 @@ def cispo(row: Row) -> list[float]:
     return [-w * a * u for w, a, u in zip(weights, row.adv, row.units, strict=True)]
 
 
+def dppo(row: Row, divergence: Callable[[float, float], float], bound: float) -> list[float]:
+    losses = []
+    for i, ratio in enumerate(row.stopped_ratios):
+        p, q, adv = math.exp(row.old[i]), math.exp(row.at[i]), row.adv[i]
+        outward = (adv > 0 and ratio > 1) or (adv < 0 and ratio < 1)
+        masked = outward and divergence(p, q) > bound
+        losses.append(0.0 if masked else -min(ratio, 1.3) * adv * row.units[i])
+    return losses
+
+
+def dppo_tv(row: Row) -> list[float]:
+    return dppo(row, lambda p, q: abs(p - q), 0.1)
+
+
+def dppo_kl(row: Row) -> list[float]:
+    def kl(p: float, q: float) -> float:
+        return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+    return dppo(row, kl, 0.02)
+
+
 def sapo(row: Row) -> list[float]:
     losses = []
     for ratio, adv in zip(row.ratios, row.adv, strict=True):
@@ -158,6 +179,8 @@ ORACLES: dict[str, tuple[LossTerm, Callable[[Row], list[float]]]] = {
     "gspo_token": (loss_term("gspo", clip_low=0.1, clip_high=0.2, token_level=True), gspo_token),
     "gmpo": (loss_term("gmpo", clip_low=0.3, clip_high=0.4), gmpo),
     "cispo": (loss_term("cispo", clip_low=0.2, clip_high=0.3), cispo),
+    "dppo_tv": (loss_term("dppo", threshold=0.1, upper=1.3), dppo_tv),
+    "dppo_kl": (loss_term("dppo", divergence="kl", threshold=0.02, upper=1.3), dppo_kl),
     "sapo": (loss_term("sapo"), sapo),
     "topr": (loss_term("topr", positive_weight=1.5, negative_weight=0.5), topr),
     "kimi": (loss_term("kimi", tau=0.7), kimi),
@@ -167,8 +190,9 @@ ORACLES: dict[str, tuple[LossTerm, Callable[[Row], list[float]]]] = {
     "kl_cov": (loss_term("kl_cov", penalty=0.9), kl_cov),
     "nll": (loss_term("nll"), nll),
 }
-STOPPED = {"pg", "gspo_token", "cispo", "topr", "kimi", "kimi_token", "dro"}
-DEFAULTS = ["pg", "ppo_clip", "gspo", "gmpo", "cispo", "sapo", "topr", "kimi", "dro", "kl_cov"]
+STOPPED = {"pg", "gspo_token", "cispo", "topr", "kimi", "kimi_token", "dro", "dppo_tv", "dppo_kl"}
+DEFAULTS = ["pg", "ppo_clip", "gspo", "gmpo", "cispo", "dppo", "sapo", "topr", "kimi", "dro"]
+DEFAULTS += ["kl_cov"]
 
 
 def example(seed: int = 0, *, rows: int = 5, per_row: bool = False) -> tuple[Tensor, RolloutBatch]:
@@ -189,7 +213,7 @@ def example(seed: int = 0, *, rows: int = 5, per_row: bool = False) -> tuple[Ten
         chosen_tokens=(draw() > 0.5) & batch.loss_mask,
         token_weights=token_weights(batch.loss_mask, Aggregation.SEQUENCE_MEAN).double(),
     )
-    return old_BT + 0.4 * draw(), batch
+    return (old_BT + 0.4 * draw()).clamp(max=-0.01), batch
 
 
 def rows_of(new_BT: Tensor, at_BT: Tensor, batch: RolloutBatch) -> list[Row]:
