@@ -15,6 +15,7 @@ from roll.algorithms.advantages.reinforce_pp import ReinforcePp
 from roll.algorithms.advantages.remax import Remax
 from roll.algorithms.advantages.turns.gigpo import Gigpo
 from roll.algorithms.advantages.turns.turn_gae import TurnGae
+from roll.algorithms.advantages.win_rate import WinRate
 from roll.algorithms.build import SumLoss, build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.distill import DistillTerm
@@ -91,6 +92,7 @@ __all__ = [
     "Topr",
     "TurnGae",
     "WhitenAdvantage",
+    "WinRate",
     "build_advantage",
     "build_loss",
     "build_shaping",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,11 @@ class Siblings:
     def size_B(self) -> Tensor:
         """Number of rows of each row's group, float64 `[B]`."""
         return self.size_G[self.group_B]
+
+    def rows(self) -> Sequence[Tensor]:
+        """Return the numbers of the rows of each group, ascending, int64."""
+        by_group_B = self.group_B.argsort(stable=True)
+        return torch.split(by_group_B, self.size_G.long().tolist())
 
     def sum(self, values_B: Tensor) -> Tensor:
         """Return the sum over each row's group, float64 `[B]`."""

@@ -21,6 +21,7 @@ from roll.config.algorithm.advantages import (
     RemaxConfig,
     RlooConfig,
     TurnGaeConfig,
+    WinRateConfig,
 )
 from roll.config.algorithm.aggregation import Aggregation
 from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, WeightConfig
@@ -122,6 +123,7 @@ __all__ = [
     "ValueLossConfig",
     "WeightConfig",
     "WhitenAdvantageConfig",
+    "WinRateConfig",
 ]
 
 

@@ -127,6 +127,23 @@ class PassKConfig(Choice):
     """Total reward above which a sample counts as a success."""
 
 
+class WinRateConfig(Choice):
+    """Advantage by comparison: the mean chance of a sample to beat the samples of its prompt, minus
+    a half (SPPO, arXiv 2405.00675).
+
+    For rewards whose order says more than their size, such as the scores of a judge; advantages lie
+    between -1/2 and 1/2. With the loss `kimi` and `aggregation: sequence_sum` this is SPPO: the
+    squared loss (log ratio - eta * advantage)**2, divided by 2 * eta, with tau = 1 / eta.
+    """
+
+    kind: Literal["win_rate"] = "win_rate"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
+    scale: float | None = Field(default=None, gt=0)
+    """Divisor of the difference of two rewards, whose logistic function is then the chance to win
+    (Bradley-Terry); 1 for the scores of a reward model. If left out: the higher reward wins, and
+    equal rewards are a draw."""
+
+
 class GdpoConfig(Choice):
     """Advantage from several rewards, each normalised by itself: the sum over rewards of weight *
     (reward - group mean) / (group std + eps), then minus its mean and divided by its std over the
@@ -264,6 +281,7 @@ AdvantageConfig = Annotated[
     | GpgConfig
     | OpoConfig
     | PassKConfig
+    | WinRateConfig
     | GdpoConfig
     | ReinforceConfig
     | ReinforcePpConfig

@@ -26,6 +26,7 @@ from roll.algorithms import (
     ReinforcePp,
     Remax,
     Rloo,
+    WinRate,
     build_advantage,
 )
 from roll.algorithms.advantages.group import group_advantages
@@ -49,6 +50,7 @@ from roll.config.algorithm import (
     RemaxConfig,
     RlooConfig,
     TurnGaeConfig,
+    WinRateConfig,
 )
 from roll.core.batches import RolloutBatch
 from roll.core.types import Turn
@@ -97,6 +99,8 @@ CONFIGS: list[AdvantageConfig] = [
     GpgConfig(),
     OpoConfig(),
     PassKConfig(k=2, threshold=0.3),
+    WinRateConfig(),
+    WinRateConfig(scale=0.3),
     GdpoConfig(eps=1e-3),
     ReinforceConfig(baseline="batch", gamma=0.9),
     ReinforcePpConfig(gamma=0.9),
@@ -165,6 +169,7 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
         Gpg(GpgConfig()),
         Opo(OpoConfig()),
         PassK(PassKConfig(k=2)),
+        WinRate(WinRateConfig()),
         Gdpo(GdpoConfig()),
         ReinforcePp(ReinforcePpConfig(baseline="group")),
     ],
