@@ -23,6 +23,7 @@ from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, Wei
 from roll.config.algorithm.divergences import DivergenceConfig
 from roll.config.algorithm.losses import LossTermConfig, ValueLossConfig
 from roll.config.algorithm.needs import Choice, Need
+from roll.config.algorithm.preferences import PairFormulaConfig
 from roll.config.algorithm.shaping import (
     AdvantageShapingConfig,
     KlInRewardConfig,
@@ -62,8 +63,8 @@ Where to begin: `grpo` or `dapo` with answers that can be verified, `dr_grpo` wh
 without getting better, `gspo` with mixtures of experts, `rloo` or `reinforce_pp` with a reward
 model, `ppo` or `vapo` with long responses and the memory for a critic.
 
-[Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each, of every preset
-(`benchmarks/algorithms_learn.py`):
+[Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each
+(`benchmarks/algorithms_learn.py`); presets that the table lacks have not been tried on it:
 
 ![held-out accuracy of the presets](algorithms_learn.png)
 """
@@ -85,6 +86,14 @@ SECTIONS: tuple[tuple[str, str, Any], ...] = (
         "distill`, in nats per token. With `top_k`, the teacher's likeliest tokens are compared "
         "one by one, and all other tokens together count as one.",
         DivergenceConfig,
+    ),
+    (
+        "`formula`",
+        "Formula of the loss of a pair, for a `preference` loss term; `pipeline: dpo` has the same "
+        "ones, and `kto`. p is the log-prob of a response (the sum over its tokens, or their "
+        "mean); r is p minus the reference's p; d is r of the better response minus r of the other "
+        "one; s is the logistic function.",
+        PairFormulaConfig,
     ),
     (
         "`algorithm.aggregation`",

@@ -34,6 +34,7 @@ from roll.algorithms.losses.policy.pg import PolicyGradient
 from roll.algorithms.losses.policy.ppo import PpoClip
 from roll.algorithms.losses.policy.sapo import Sapo
 from roll.algorithms.losses.policy.topr import Topr
+from roll.algorithms.losses.preference import PreferenceTerm
 from roll.algorithms.losses.value import ClippedValueLoss, explained_variance
 from roll.algorithms.shaping.advantages import ClipAdvantage, WhitenAdvantage
 from roll.algorithms.shaping.build import Shaping, build_shaping
@@ -80,6 +81,7 @@ __all__ = [
     "PolicyGradient",
     "PositiveNll",
     "PpoClip",
+    "PreferenceTerm",
     "Reinforce",
     "ReinforcePp",
     "Remax",

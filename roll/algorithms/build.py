@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
 from roll.algorithms.kl import k3
 from roll.algorithms.loss_interface import AdvantageEstimator, PolicyTerms, TokenLoss
 from roll.algorithms.mismatch import token_mismatch
-from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm, PreparedTerm
+from roll.algorithms.registries import ADVANTAGES, LOSSES, ChoosingTerm, LossTerm, PreparedTerm
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.user_code.own import part_name
 from roll.core.batches import RolloutBatch
+from roll.core.sample_table import SampleTable
+
+S = TypeVar("S", RolloutBatch, SampleTable)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ class SumLoss:
         """True if a term computes from the tokens of a whole update."""
         return any(isinstance(term, PreparedTerm) for term in self.terms)
 
+    def choose(self, samples: S) -> S:
+        """Return the rows that are trained on: pairs of the samples if a term compares them, else
+        all samples as they are.
+
+        Call this once per step, after rewards are shaped and samples are masked.
+
+        Raises:
+            ValueError: rewards are missing, and a term needs them.
+        """
+        for term in self.terms:
+            if isinstance(term, ChoosingTerm):
+                samples = term.choose(samples)
+        return samples
+
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the batch with what the terms need to compute from the whole update.
 
@@ -65,6 +83,7 @@ class SumLoss:
         """
         shares_BT: dict[str, Tensor] = {}
         metrics_BT, maxima_BT = _observed(terms, batch)
+        metrics_B: dict[str, Tensor] = {}
         masked = _masked(terms, batch.loss_mask)
         for term in self.terms:
             result = term(masked, batch)
@@ -73,12 +92,14 @@ class SumLoss:
                 share_BT = share_BT * batch.importance_weights
             shares_BT[_part(term)] = share_BT
             metrics_BT.update(result.metrics_BT)
+            metrics_B.update(result.metrics_B)
         first, *rest = shares_BT.values()
         return TokenLoss(
             loss_BT=sum(rest, start=first),
             parts_BT={name: share_BT.detach() for name, share_BT in shares_BT.items()},
             metrics_BT=metrics_BT,
             maxima_BT=maxima_BT,
+            metrics_B=metrics_B,
         )
 
 

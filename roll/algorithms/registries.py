@@ -18,9 +18,11 @@ from roll.config.base import Config
 from roll.config.user_code.own import OwnPart
 from roll.core.batches import RolloutBatch
 from roll.core.registry import Registry
+from roll.core.sample_table import SampleTable
 
 P = TypeVar("P")
 C = TypeVar("C", bound=Config)
+S = TypeVar("S", RolloutBatch, SampleTable)
 
 
 class PartRegistry(Generic[P]):
@@ -85,6 +87,15 @@ class PreparedTerm(LossTerm, Protocol):
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the whole batch with what the term needs; runs on the driver, once per update."""
+        ...
+
+
+@runtime_checkable
+class ChoosingTerm(LossTerm, Protocol):
+    """Loss term that trains on a choice of the samples of a step."""
+
+    def choose(self, samples: S) -> S:
+        """Return the chosen rows of all samples of a step; runs on the driver, once per step."""
         ...
 
 

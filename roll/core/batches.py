@@ -228,3 +228,11 @@ class RolloutBatch(TrainBatch):
         """Return the batch with only the tokens of those samples trained that are `kept_B`, bool
         `[B]`."""
         return replace(self, loss_mask=self.loss_mask & kept_B[:, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRollouts(RolloutBatch):
+    """Pairs of samples of one prompt: rows 0, 2, 4, ... have the higher reward, and the row after
+    each of them the lower one."""
+
+    unit: ClassVar[int] = 2

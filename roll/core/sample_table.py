@@ -132,3 +132,10 @@ class SampleTable(Batch):
         """Return the table with only those samples trained that are trained now and are `kept_B`,
         bool `[B]`."""
         return replace(self, trained=self.trained & kept_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedSamples(SampleTable):
+    """Pairs of samples, like the rows of `PairedRollouts`."""
+
+    unit: ClassVar[int] = 2

@@ -132,6 +132,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         The tokens stay with the workers: the driver has numbers of whole samples only.
         """
         table, metrics = self.shaping.add_advantages(table, self.advantage)
+        table = self.loss.choose(table)
         table = with_rows_of_branches(table, self._rows_multiple())
         with self.timers.timed("logprob"):
             table, seen = add_sample_logprobs(table, self.config, self.runtime)
@@ -160,6 +161,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             joined = JoinedRows.of(table, rows)
             samples, metrics = self.shaping.add_advantages(joined.join(batch), self.advantage)
             batch = joined.part(samples, batch)
+        batch = self.loss.choose(batch)
         metrics = metrics | teacher_metrics(batch)
         if config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.core.batches import RolloutBatch
+from roll.core.batches import PairedRollouts, RolloutBatch
 from roll.core.completion import NOBODY
-from roll.core.sample_table import SampleTable
+from roll.core.sample_table import PairedSamples, SampleTable
 from roll.core.types import Turn
 from roll.distributed.remote_contents import FETCH_TIMEOUT_S, contents_here
 from roll.distributed.remote_values import RemoteValue, fetch
@@ -23,7 +23,7 @@ def dense(table: SampleTable) -> RolloutBatch:
 
     A row holds the prompt, then the response, then padding. Of a row that is `trained`, the
     response tokens that the policy wrote are trained. What the table has for each sample, such as
-    the advantage, all trained tokens of the sample get.
+    the advantage, all trained tokens of the sample get. The rows of pairs stay pairs.
 
     Raises:
         WaitTimeoutError: tokens did not arrive in time.
@@ -48,7 +48,8 @@ def dense(table: SampleTable) -> RolloutBatch:
                 mask_BT[row, start : start + count] = False
             start += count
     step_rewards_BT, step_ends_BT = _steps(table, shape)
-    return RolloutBatch(
+    made = PairedRollouts if isinstance(table, PairedSamples) else RolloutBatch
+    return made(
         tokens=_filled(in_row_BT, rows, torch.int32).long(),
         lengths=table.lengths,
         loss_mask=mask_BT,

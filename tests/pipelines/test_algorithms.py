@@ -38,7 +38,8 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
     path = without_reference(task(tmp_path, {"preset": preset}))
     overrides = ["critic.warmup_steps=1"] if preset == "vapo" else []
     records = run_local(path, overrides)
-    first = next(record for record in records if "loss/policy" in record)
+    of = "preference" if preset == "online_dpo" else "policy"
+    first = next(record for record in records if f"loss/{of}" in record)
     assert all(math.isfinite(value) for record in records for value in record.values())
     for name in ("clip_fraction", "dual_clip_fraction"):
         assert first.get(name, 0.0) == 0
@@ -46,7 +47,8 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
         assert first["ratio/mean"] == pytest.approx(1, abs=1e-6)
     if "kl/ref" in first:
         assert first["kl/ref"] == pytest.approx(0, abs=1e-9)
-    assert first["loss/policy"] == pytest.approx(-first["advantage/mean"], rel=1e-4, abs=1e-6)
+    begins = -first["advantage/mean"] if of == "policy" else math.log(2)
+    assert first[f"loss/{of}"] == pytest.approx(begins, rel=1e-4, abs=1e-6)
     config = load_config(path, overrides).config
     assert isinstance(config, RlvrConfig)
     if config.algorithm.aggregation in ("token_mean", "sequence_mean"):
@@ -54,6 +56,25 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
     if preset == "vapo":
         assert "loss/policy" not in records[0]
         assert records[0]["critic/grad_norm"] > 0
+
+
+def test_pairs_are_trained_alike_however_their_rows_are_divided(tmp_path: Path) -> None:
+    """One pair at a time, or all of an update."""
+    path = task(tmp_path, {"preset": "online_dpo"}, max_steps=3)
+    found = []
+    for tokens in (8, 4096):
+        changes = [
+            f"output_dir={tmp_path / str(tokens)}",
+            f"actor_train.max_tokens_per_microbatch={tokens}",
+            "actor_train.samples_per_update=8",
+            "actor_train.optimizer.warmup_steps=0",
+        ]
+        found.append(run_local(path, changes))
+    for one, other in zip(*found, strict=True):
+        for key in ("loss/preference", "grad_norm", "margin", "trained_tokens"):
+            assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5), key
+    assert found[0][0]["grad_norm"] > 0
+    assert found[0][-1]["margin"] > found[0][0]["margin"]
 
 
 def assert_resumes_to_the_bit(path: Path, folder: Path, steps: int) -> list[dict[str, Any]]:

@@ -47,34 +47,50 @@ class PairedLoss:
 
     def __call__(self, terms: PolicyTerms, batch: PreferenceBatch) -> TokenLoss:
         """Compute the loss; raise ValueError if the formula has a reference model and `ref_sums`
-        are not set.
-
-        The parts are `preference` and, with `sft_coef`, `sft`. Metrics: `preference_loss`,
-        `accuracy`, `margin`, `reward_chosen`, `reward_rejected`; the last three are times `beta`.
-        """
-        config, mask_BT = self.config, batch.loss_mask
-        counts_B = mask_BT.sum(1).clamp(min=1)
-        sums_B = response_sums(terms.logprobs_BT, mask_BT)
-        logprobs_B = sums_B / counts_B if config.average_logprobs else sums_B
-        rewards_B = logprobs_B
-        if config.needs_reference:
+        are not set. Parts and metrics are those of `paired_loss`."""
+        ref_B = None
+        if self.config.needs_reference:
             ref_B = batch.require("ref_sums", made_by="add_reference")
-            rewards_B = logprobs_B - (ref_B / counts_B if config.average_logprobs else ref_B)
-        chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
-        loss_P = pair_loss(config, chosen_P, rejected_P)
-        loss_BT = spread(loss_P, mask_BT)
-        parts_BT = {"preference": loss_BT.detach()}
-        if config.sft_coef:
-            # The factor 2 is there because only one of the two rows of a pair is imitated.
-            chosen_B1 = (torch.arange(len(mask_BT), device=mask_BT.device) % 2 == 0)[:, None]
-            nll_BT = -2 * config.sft_coef * terms.logprobs_BT.masked_fill(~chosen_B1, 0.0)
-            loss_BT = loss_BT + nll_BT
-            parts_BT["sft"] = nll_BT.detach()
-        return TokenLoss(
-            loss_BT=loss_BT,
-            parts_BT=parts_BT,
-            metrics_B=_pair_metrics(config.beta * rewards_B.detach(), loss_P.detach()),
-        )
+        return paired_loss(self.config, terms.logprobs_BT, batch.loss_mask, ref_B)
+
+
+def paired_loss(
+    config: PairLoss, logprobs_BT: Tensor, mask_BT: Tensor, ref_B: Tensor | None
+) -> TokenLoss:
+    """Compute the loss of pairs, on all tokens of their rows.
+
+    The parts are `preference` and, with `sft_coef`, `sft`. Metrics: `preference_loss`, `accuracy`,
+    `margin`, `reward_chosen`, `reward_rejected`; the last three are times `beta`.
+
+    Args:
+        config: formula of the loss and its parameters.
+        logprobs_BT: log-probs of the tokens; rows 0, 2, 4, ... are the chosen ones, and the row
+            after each of them is the rejected one.
+        mask_BT: True where a token is trained, bool.
+        ref_B: sum of the log-probs of each row's trained tokens under the reference; None if the
+            formula has none.
+    """
+    counts_B = mask_BT.sum(1).clamp(min=1)
+    sums_B = response_sums(logprobs_BT, mask_BT)
+    logprobs_B = sums_B / counts_B if config.average_logprobs else sums_B
+    rewards_B = logprobs_B
+    if ref_B is not None:
+        rewards_B = logprobs_B - (ref_B / counts_B if config.average_logprobs else ref_B)
+    chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
+    loss_P = pair_loss(config, chosen_P, rejected_P)
+    loss_BT = spread(loss_P, mask_BT)
+    parts_BT = {"preference": loss_BT.detach()}
+    if config.sft_coef:
+        # The factor 2 is there because only one of the two rows of a pair is imitated.
+        chosen_B1 = (torch.arange(len(mask_BT), device=mask_BT.device) % 2 == 0)[:, None]
+        nll_BT = -2 * config.sft_coef * logprobs_BT.masked_fill(~chosen_B1, 0.0)
+        loss_BT = loss_BT + nll_BT
+        parts_BT["sft"] = nll_BT.detach()
+    return TokenLoss(
+        loss_BT=loss_BT,
+        parts_BT=parts_BT,
+        metrics_B=_pair_metrics(config.beta * rewards_B.detach(), loss_P.detach()),
+    )
 
 
 def pair_loss(config: PairLoss, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ from roll.config.algorithm.losses import (
     ValueLossConfig,
 )
 from roll.config.algorithm.needs import Need
+from roll.config.algorithm.preferences import PreferenceTermConfig
 from roll.config.algorithm.shaping import (
     AdvantageShapingConfig,
     ClipAdvantageConfig,
@@ -108,6 +109,7 @@ __all__ = [
     "PassKConfig",
     "PgConfig",
     "PpoClipConfig",
+    "PreferenceTermConfig",
     "ReinforceConfig",
     "ReinforcePpConfig",
     "RejectConfig",
@@ -217,6 +219,36 @@ class AlgorithmConfig(Config):
                 "gradient, and their sum is a step twice as long; keep one"
             )
         return self
+
+    @model_validator(mode="after")
+    def _pairs_alone(self) -> AlgorithmConfig:
+        """Refuse what trains on more than the pairs of a term that compares two samples, or counts
+        pairs unequally."""
+        pairs = [term.kind for term in self.loss if term.trains_pairs]
+        if not pairs:
+            return self
+        others = [term.kind for term in self.loss if term.reads_advantages]
+        if others:
+            raise ValueError(
+                f"loss: {pairs[0]} trains on two samples of a prompt, and {' and '.join(others)} "
+                "on the advantages of all; keep one or the other"
+            )
+        if self.aggregation is not Aggregation.SEQUENCE_MEAN:
+            raise ValueError(
+                f"aggregation: {self.aggregation} makes pairs of long responses count more, and "
+                f"{pairs[0]} is a mean over pairs; use sequence_mean"
+            )
+        if self.correction is not None:
+            raise ValueError(
+                f"correction: corrects the loss of single tokens, and {pairs[0]} has one loss for "
+                "two samples; drop the correction"
+            )
+        return self
+
+    @property
+    def trains_pairs(self) -> bool:
+        """True if only the best and the worst sample of each prompt are trained on."""
+        return any(term.trains_pairs for term in self.loss)
 
     @property
     def distill_target(self) -> DistillTermConfig | None:

@@ -7,30 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig, ReverseKlConfig
-from roll.config.algorithm.needs import Choice, Need
+from roll.config.algorithm.loss_choice import LossChoice, PolicyChoice
+from roll.config.algorithm.needs import Need
+from roll.config.algorithm.preferences import PreferenceTermConfig
 from roll.config.base import Config
 from roll.config.user_code.own import OrOwn, OwnPart
-
-
-class LossChoice(Choice):
-    """Base of every entry of `algorithm.loss`."""
-
-    estimates_policy_gradient: ClassVar[bool] = False
-    """True for terms that estimate the policy gradient from samples of the engine, so importance
-    weights multiply their losses. A loss has at most one such term: two would add up to a step of
-    twice the length."""
-    whole_sequences: ClassVar[bool] = False
-    """True if the gradient of a token depends on the losses of all tokens of its sample."""
-    reads_advantages: ClassVar[bool] = True
-    """True if the term uses the advantages of the samples."""
-
-
-class PolicyChoice(LossChoice):
-    """Base of the terms that estimate the policy gradient."""
-
-    estimates_policy_gradient: ClassVar[bool] = True
-    coef: float = Field(default=1.0, gt=0)
-    """Factor of the term in the loss."""
 
 
 class PgConfig(PolicyChoice):
@@ -374,7 +355,8 @@ LossTermConfig = Annotated[
     | NllConfig
     | KlConfig
     | EntropyConfig
-    | DistillTermConfig,
+    | DistillTermConfig
+    | PreferenceTermConfig,
     Field(discriminator="kind"),
     OrOwn(OwnLossConfig, "roll.extend.LossTerm or roll.extend.PolicyLoss"),
 ]

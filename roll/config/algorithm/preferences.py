@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from roll.config.algorithm.loss_choice import LossChoice
+from roll.config.algorithm.needs import Need
 from roll.config.base import Config
 
 
@@ -104,6 +106,11 @@ class KtoConfig(PreferenceLoss):
     """Factor w of unwanted responses."""
 
 
+PairFormulaConfig = Annotated[
+    SigmoidConfig | RobustConfig | HingeConfig | IpoConfig | SimpoConfig | OrpoConfig,
+    Field(discriminator="kind"),
+]
+
 PreferenceLossConfig = Annotated[
     SigmoidConfig | RobustConfig | HingeConfig | IpoConfig | SimpoConfig | OrpoConfig | KtoConfig,
     Field(discriminator="kind"),
@@ -117,3 +124,28 @@ class BradleyTerryConfig(Config):
     center_coef: float = Field(default=0.0, ge=0)
     """Factor of an added (score chosen + score rejected)^2, which keeps scores near 0 (arXiv
     2312.09244)."""
+
+
+class PreferenceTermConfig(LossChoice):
+    """Loss of the pair that each prompt gives: its samples with the highest and the lowest reward
+    (online DPO, arXiv 2402.04792; the best and the worst of several: arXiv 2405.07863). Other
+    samples are not trained on, nor are prompts whose samples all have the same reward.
+
+    For rewards that tell which response is better, but not by how much: judges and reward models.
+    Every pair counts the same: `aggregation: sequence_mean`. An update has the pairs of as many
+    prompts as `actor_train.samples_per_update` counts samples of.
+    """
+
+    kind: Literal["preference"] = "preference"
+    reads_advantages: ClassVar[bool] = False
+    trains_pairs: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the term in the loss."""
+    formula: PairFormulaConfig = SigmoidConfig()
+    """Formula of the loss of a pair; all but `simpo` and `orpo` need a `reference` role."""
+
+    @property
+    def all_needs(self) -> frozenset[Need]:
+        """`needs`, plus a reference if the formula compares with one."""
+        return self.needs | ({Need.REFERENCE} if self.formula.needs_reference else frozenset())

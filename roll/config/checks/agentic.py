@@ -23,8 +23,19 @@ def check_agentic(config: AgenticBase) -> None:
             *corpus_problems(config),
             *_tasks(config),
             *_rewards(config),
+            *_pairs(config),
         ]
     )
+
+
+def _pairs(config: AgenticBase) -> Iterator[str]:
+    """Yield a loss that compares two samples: an episode may have several rows."""
+    for i, term in enumerate(config.algorithm.loss):
+        if term.trains_pairs:
+            yield (
+                f"algorithm.loss.{i}: {term.kind} compares two responses, and an episode may be "
+                "several texts; use another loss, or pipeline: rlvr"
+            )
 
 
 def _environments(config: AgenticBase) -> Iterator[str]:

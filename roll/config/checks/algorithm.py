@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from roll.config.algorithm import Need, PassKConfig
+from roll.config.checks.common import nearest_numbers
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.roles import Role
 
 
 def algorithm_problems(config: RlvrBase) -> Iterator[str]:
@@ -17,6 +20,7 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     yield from _group_rewards(config)
     yield from _teachers(config)
     yield from _unread_advantages(config)
+    yield from _pairs(config)
 
 
 def _roles(config: RlvrBase) -> Iterator[str]:
@@ -29,7 +33,7 @@ def _roles(config: RlvrBase) -> Iterator[str]:
             f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
             "an adapter (model.lora), whose base is the reference"
         )
-    compares = any(term.reads_advantages for term in algorithm.loss)
+    compares = any(term.reads_advantages or term.trains_pairs for term in algorithm.loss)
     if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
@@ -104,15 +108,37 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     if any(term.reads_advantages for term in algorithm.loss):
         return
     terms = " and ".join(term.kind for term in algorithm.loss)
+    shapings = {} if algorithm.trains_pairs else config.reward_shapings
     for key, there in (
         ("critic", config.critic is not None),
-        *((key, bool(parts)) for key, parts in config.reward_shapings.items()),
+        *((key, bool(parts)) for key, parts in shapings.items()),
         *((f"domains.{tag}.advantage", bool(d.advantage)) for tag, d in config.domains.items()),
         ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),
         ("algorithm.kl_in_reward", algorithm.kl_in_reward is not None),
     ):
         if there:
             yield f"{key}: changes advantages, which {terms} does not read; drop it"
+
+
+def _pairs(config: RlvrBase) -> Iterator[str]:
+    """Yield numbers of prompts whose pairs do not divide over updates and ranks; nothing if a pool
+    is unknown."""
+    if not config.algorithm.trains_pairs or any(
+        pool not in config.pools for pool in config.role_pools.values()
+    ):
+        return
+    prompts, updates = config.data.prompts_per_step, config.updates_per_pass()
+    ranks = config.num_parts(Role.ACTOR_TRAIN)
+    # The reference scores single rows.
+    scored = 1 if config.reference is None else config.num_parts(Role.REFERENCE)
+    unit = math.lcm(updates * ranks, scored // math.gcd(scored, 2))
+    if prompts % unit:
+        near = nearest_numbers(prompts, range(unit, prompts + 2 * unit, unit))
+        yield (
+            f"data.prompts_per_step: each of the {prompts} prompts gives one pair, and these do "
+            f"not divide over {updates} update(s) on {ranks} rank(s), and their rows over {scored} "
+            f"part(s) of the reference; nearest that do: {near}"
+        )
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:

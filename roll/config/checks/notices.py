@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from roll.config.algorithm import Need
-from roll.config.algorithm.losses import LossTermConfig, PolicyChoice
+from roll.config.algorithm.loss_choice import PolicyChoice
+from roll.config.algorithm.losses import LossTermConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 

@@ -178,6 +178,8 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
                 f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
                 "is made of rewards; add at least one"
             )
+        if term.trains_pairs:
+            yield f"rewards: the loss term {term.kind} compares samples by them; add at least one"
     if advantage.kind in ("gdpo", "gae"):
         yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
     readers: dict[str, Sequence[Config]] = {

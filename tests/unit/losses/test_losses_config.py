@@ -12,7 +12,7 @@ from roll.algorithms import SumLoss, build_loss
 from roll.algorithms.registries import KL_ESTIMATORS
 from roll.config import RlvrConfig, load_config
 from roll.config.algorithm import AlgorithmConfig, KlConfig, LossTermConfig, Need
-from roll.config.algorithm.losses import LossChoice
+from roll.config.algorithm.loss_choice import LossChoice
 
 CHOICES: tuple[type[LossChoice], ...] = get_args(get_args(LossTermConfig)[0])
 

@@ -1,0 +1,61 @@
+"""Pairs of the samples of a step: the best and the worst sample of each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TypeVar, cast
+
+import torch
+
+from roll.algorithms.advantages.rewards import total_rewards
+from roll.algorithms.siblings import Siblings
+from roll.core.batches import PairedRollouts, RolloutBatch
+from roll.core.sample_table import PairedSamples, SampleTable
+
+S = TypeVar("S", RolloutBatch, SampleTable)
+
+
+def paired(samples: S) -> S:
+    """Return two rows for each group, in the order of the group ids: its trained sample with the
+    highest total reward, and the one with the lowest; of equal ones the first.
+
+    A group whose trained samples have equal rewards, or that has fewer than two of them, gives two
+    rows that are not trained, so that every step has as many rows.
+
+    Args:
+        samples: all samples of a step, with rewards, each in one row.
+
+    Returns:
+        `PairedRollouts` or `PairedSamples`, whose pairs stay together wherever they are split.
+
+    Raises:
+        ValueError: rewards are missing, or a group has a single sample.
+    """
+    rewards, able = total_rewards(samples).tolist(), (samples.trained_tokens() > 0).tolist()
+    rows: list[int] = []
+    kept: list[bool] = []
+    for group in Siblings.of(samples.group_ids).rows():
+        best, worst, apart = _ends(group.tolist(), rewards, able)
+        rows += [best, worst]
+        kept += [apart, apart]
+    chosen = samples.select(rows).keep(torch.tensor(kept))
+    columns = {spec.name: getattr(chosen, spec.name) for spec in fields(chosen)}
+    kind = PairedRollouts if isinstance(chosen, RolloutBatch) else PairedSamples
+    return cast(S, kind(**columns))
+
+
+def _ends(
+    group: Sequence[int], rewards: Sequence[float], able: Sequence[bool]
+) -> tuple[int, int, bool]:
+    """Return the best and the worst row of a group, and whether their rewards differ; without two
+    trained rows whose rewards differ, the first two rows and False."""
+    if len(group) < 2:
+        raise ValueError(f"row {group[0]} is alone in its group; a pair needs two samples")
+    trained = [row for row in group if able[row]]
+    if trained:
+        best = max(trained, key=lambda row: rewards[row])
+        worst = min(trained, key=lambda row: rewards[row])
+        if rewards[best] > rewards[worst]:
+            return best, worst, True
+    return group[0], group[1], False
