@@ -26,6 +26,7 @@ def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing(tmp_p
         {"rank": 3, "node": 1, "devices": [1], "visible": "1"},
         {"rank": 0, "node": 1, "devices": [0, 1], "visible": "0,1"},
     ]
+    assert [line for line in lines if "hca" in line] == [{"hca": "mlx5", "token": "t"}] * 5
     (scored,) = (line for line in lines if "scored_on" in line)
     assert scored == {"scored_on": [0, 0, 1, 1] * 2, "failed": 0}  # in turn
     before, after = (line for line in lines if "lives" in line)

@@ -18,6 +18,7 @@ from roll.core.errors import ConfigError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.cluster import shared_batches
+from roll.distributed.on_ray.environment import environment
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.platform.machine import cores
 from roll.platform.processes import descendants
@@ -70,6 +71,25 @@ def test_two_roles_share_a_pool_and_ranks_of_one_role_talk_to_each_other(
     first.close()
     second.close()
     first.close()  # a second time does nothing
+
+
+def test_variables_of_a_role_are_there_before_the_first_import_and_secrets_in_no_file(
+    manager: ResourceManager,
+) -> None:
+    own = {"NCCL_IB_HCA": "mlx7", "OMP_NUM_THREADS": "3", "MY_API_KEY": "word-of-the-role"}
+    users = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "HF_TOKEN": "word-of-the-user"}
+    with environment(users):  # Ray runs already, so they reach no worker by inheritance
+        cluster = manager.start(Adder, Placement(Role.CRITIC, pool="one", env=own), 0)
+    ((pid, _, env),) = cluster.call_each(Adder.where)
+    assert env.items() >= (own | users).items()
+    at_start = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert {b"NCCL_IB_HCA=mlx7", b"TORCH_NCCL_TRACE_BUFFER_SIZE=9"} <= set(at_start)
+    assert cluster.call_each(Adder.threads) == [3]
+    logs = [file for file in Path(cluster.infos[0].log).parent.rglob("*") if file.is_file()]
+    written = b"".join(file.read_bytes() for file in logs)
+    assert b"mlx7" in written, "Ray logs runtime environments, so this looks at the right files"
+    assert b"word-of-the" not in written
+    cluster.close()
 
 
 def test_results_come_from_the_leaders_of_each_part(manager: ResourceManager) -> None:

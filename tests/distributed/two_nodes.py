@@ -96,6 +96,7 @@ def main(folder: Path) -> None:
     with use_token_of_cluster():
         nodes = RayNodes(initialize_head=True, head_node_args=SMALL)
         second = nodes.add_node(**SMALL)
+    os.environ |= {"NCCL_IB_HCA": "mlx5", "HF_TOKEN": "t"}  # after Ray: its nodes do not have them
     try:
         joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=60)
         with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[ROOT]) as own:
@@ -105,6 +106,7 @@ def main(folder: Path) -> None:
                 for _, spec, env in cluster.call_each(Adder.where):
                     visible = env["CUDA_VISIBLE_DEVICES"]
                     tell(rank=spec.rank, node=spec.node, devices=spec.devices, visible=visible)
+                    tell(hca=env["NCCL_IB_HCA"], token=env["HF_TOKEN"])
             score(own)
         missing = joined.model_copy(update={"nodes": 3, "start_timeout_s": 2.0})
         tell(error=attempt(missing, {"all": "0"}))

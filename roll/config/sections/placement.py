@@ -48,8 +48,28 @@ def _one_device(value: Any) -> Any:
 DeviceList = Annotated[str, BeforeValidator(_one_device), AfterValidator(_check_devices)]
 
 
-OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")
-"""Variables that the run itself sets for each worker, beside those that begin with `ROLL_`."""
+_GROUPS = "process groups get ranks and addresses from the run"
+_DEVICES = "devices: by `pools`"
+OWN_VARIABLES = {
+    "CUDA_DEVICE_ORDER": f"{_DEVICES}; set it in the shell that starts the run",
+    "CUDA_VISIBLE_DEVICES": _DEVICES,
+    "GROUP_RANK": _GROUPS,
+    "LOCAL_RANK": _GROUPS,
+    "LOCAL_WORLD_SIZE": _GROUPS,
+    "MASTER_ADDR": _GROUPS,
+    "MASTER_PORT": _GROUPS,
+    "PYTHONPATH": "set it in the shell that starts the run",
+    "RANK": _GROUPS,
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": _DEVICES,
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": _DEVICES,
+    "SGLANG_CPU_OMP_THREADS_BIND": "cores: by `pools`",
+    "SPT_NOENV": "it finds processes by their environment",
+    "VLLM_CPU_KVCACHE_SPACE": "set `strategy.kv_cache_gb`",
+    "VLLM_CPU_OMP_THREADS_BIND": "cores: by `pools`",
+    "WORLD_SIZE": _GROUPS,
+}
+"""Variables that the run itself sets for each worker, or that would contradict it, beside those
+that begin with `ROLL_`; and why, or what to set instead."""
 
 
 def _text(value: Any) -> Any:
@@ -68,7 +88,8 @@ def check_variables(variables: dict[str, str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(f"{name!r} is no name of an environment variable")
         if name in OWN_VARIABLES or name.startswith("ROLL_"):
-            raise ValueError(f"{name!r} is set by the run itself (devices: by `pools`)")
+            why = f" ({OWN_VARIABLES[name]})" if name in OWN_VARIABLES else ""
+            raise ValueError(f"{name!r} is set by the run itself{why}")
     return variables
 
 

@@ -27,7 +27,7 @@ from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.bundle_host import SentCall
 from roll.distributed.on_ray.bundles import BundledCalls
-from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env
+from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env, secrets
 from roll.distributed.on_ray.host import BESIDE_GROUP, WATCH_GROUP, AsyncHost, HostInfo, SyncHost
 from roll.distributed.on_ray.members import Member
 from roll.distributed.processes.child_forks import FORKS_CHILDREN
@@ -147,7 +147,7 @@ class RayActor:
         if asynchronous:
             options["max_concurrency"] = MAX_CONCURRENT_CALLS
         actor_cls = _actor_class(self.member.name, AsyncHost if asynchronous else SyncHost)
-        self._handle = actor_cls.options(**options).remote()
+        self._handle = actor_cls.options(**options).remote(secrets(place.env))
         # Methods that are called often get their options once: those are a quarter of the costs of
         # a call. Only an asynchronous host takes bundles.
         self._heartbeat = self._handle.beat.options(concurrency_group=BESIDE_GROUP)

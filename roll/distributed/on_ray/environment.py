@@ -16,22 +16,22 @@ RUN_TOKEN = "ROLL_RUN_TOKEN"
 """Variable that marks all processes that a driver starts on its machine, including Ray."""
 
 PASSED_THROUGH = (
-    "CUDA_DEVICE_ORDER",
     "GLOO_SOCKET_IFNAME",
-    "HF_DATASETS_OFFLINE",
-    "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
     "ROLL_SANDBOX_TOKEN",
     "TORCHDYNAMO_DISABLE",
     "TRANSFORMERS_OFFLINE",
 )
 """Variables that actors take over from the driver, also on other nodes."""
 
-PASSED_PREFIXES = ("NCCL_", "PYTORCH_", "SGLANG_", "TORCH_NCCL_", "VLLM_")
+PASSED_PREFIXES = ("CUDA_", "HF_", "NCCL_", "PYTORCH_", "SGLANG_", "TORCH_", "VLLM_")
 """Beginnings of the names of further such variables: settings of libraries, of which each release
 has others."""
+
+OF_ONE_NODE = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "VLLM_HOST_IP")
+"""Variables that begin so, but whose value is right on one node, or in one process, alone."""
+
+SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
+"""Endings of the names of variables whose values are secrets."""
 
 ONE_HEAP = {
     # By default, glibc gives threads heaps of their own (8 per core), and each heap stays as large
@@ -126,7 +126,7 @@ def actor_env(
     own: Mapping[str, str] | None = None,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables of one actor, which are added to those of its node.
+    """Return the variables of one actor, which are added to those of its node, except `secrets`.
 
     Args:
         platform: `cpu` or `cuda`.
@@ -140,13 +140,9 @@ def actor_env(
         driver_environ: variables of the driver, by default those of this process.
     """
     driver = os.environ if driver_environ is None else driver_environ
+    taken = {name: value for name, value in taken_over(driver).items() if not is_secret(name)}
     driver = {**driver, **(own or {})}
-    env = on_one_machine(driver) if single_host else {}
-    env |= {
-        name: value
-        for name, value in driver.items()
-        if name in PASSED_THROUGH or name.startswith(PASSED_PREFIXES)
-    }
+    env = (on_one_machine(driver) if single_host else {}) | taken
     threads = str(len(cores))
     env |= {WORKER_TOKEN: token, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     env |= FOR_ALL_ACTORS
@@ -158,7 +154,7 @@ def actor_env(
         env |= thread_waiting(driver)
     if keep_memory:
         env[WITHOUT_TRITON] = "1"
-    env |= own or {}
+    env |= {name: value for name, value in (own or {}).items() if not is_secret(name)}
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     if joined:
@@ -166,6 +162,35 @@ def actor_env(
     if platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return env
+
+
+def secrets(
+    own: Mapping[str, str], driver_environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables of one actor that are secrets. They must reach the actor by another way
+    than the others: Ray writes those into its log files.
+
+    Args:
+        own: variables of the actor's role, which come before those of the driver.
+        driver_environ: as in `actor_env`.
+    """
+    driver = os.environ if driver_environ is None else driver_environ
+    known = {**taken_over(driver), **own}
+    return {name: value for name, value in known.items() if is_secret(name)}
+
+
+def taken_over(driver: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the driver that actors take over."""
+    return {
+        name: value
+        for name, value in driver.items()
+        if (name in PASSED_THROUGH or name.startswith(PASSED_PREFIXES)) and name not in OF_ONE_NODE
+    }
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of a variable is a secret, by its name."""
+    return name.endswith(SECRET_ENDINGS)
 
 
 def thread_waiting(environ: Mapping[str, str]) -> dict[str, str]:
@@ -197,6 +222,11 @@ def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         set_all(before)
+
+
+def add_to_environment(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process."""
+    os.environ.update(variables)
 
 
 def replace_environment(wanted: Mapping[str, str]) -> None:

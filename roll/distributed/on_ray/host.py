@@ -22,7 +22,11 @@ import ray
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import Apart, dispatch_of
 from roll.distributed.on_ray.bundle_host import Bundle, BundleHost, SentCall
-from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
+from roll.distributed.on_ray.environment import (
+    WITHOUT_TRITON,
+    WORKER_TOKEN,
+    add_to_environment,
+)
 from roll.distributed.processes.reaper import start_reaper, started
 from roll.distributed.remote_values import Packed
 from roll.distributed.worker import Worker
@@ -57,9 +61,15 @@ class HostInfo:
 class _HostBase:
     """Common part of `SyncHost` and `AsyncHost`."""
 
-    def __init__(self) -> None:
-        """Start a reaper for this process and the thread that gives memory back; hide triton if
-        `WITHOUT_TRITON` is set."""
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        """Set environment variables, start a reaper for this process and the thread that gives
+        memory back; hide triton if `WITHOUT_TRITON` is set.
+
+        Args:
+            secrets: variables that come by this way, because Ray logs those of a runtime
+                environment.
+        """
+        add_to_environment(secrets)
         start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
         give_back_each_minute()
         if WITHOUT_TRITON in os.environ:
@@ -79,11 +89,12 @@ class _HostBase:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> RankInfo:
-        """Construct and keep the worker, after logging is set up for it; limit its threads to its
-        cores and return its rank."""
+        """Construct and keep the worker, after logging is set up for it; limit its threads as its
+        environment says, and return its rank."""
         setup_logging(spec.name)
         worker = worker_cls(spec, *args, **kwargs)
-        worker.platform.set_threads(len(spec.cores))
+        # The number of cores, or what the role's own variables say; a list is for nested regions.
+        worker.platform.set_threads(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
         self._worker = worker
         return worker.rank_info
 
@@ -139,8 +150,8 @@ class AsyncHost(_HostBase):
     """A host that runs all calls on one event loop. The worker is built on the loop, too, so its
     constructor may start tasks."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        super().__init__(secrets)
         self._bundles = BundleHost(self._bundled)
 
     async def about(self) -> HostInfo:

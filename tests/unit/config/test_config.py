@@ -87,6 +87,7 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("profile={steps: [0], roles: [actor_infer]}", ["no role 'actor_infer' trains or scores"]),
         ("actor_train.env={ROLL_X: a}", ["actor_train.env", "'ROLL_X' is set by the run itself"]),
         ("actor_infer.env={CUDA_VISIBLE_DEVICES: 0}", ["actor_infer.env", "devices: by `pools`"]),
+        ("actor_train.env={RANK: 0}", ["'RANK' is set by the run itself (process groups get"]),
         ("actor_train.env={A-B: a}", ["actor_train.env", "'A-B' is no name"]),
         ("actor_train.env={A: true}", ["actor_train.env.A", "valid string"]),
         ("actor_train.pool=al", ["no pool 'al'", "did you mean 'all'?"]),

@@ -23,6 +23,7 @@ from roll.distributed.on_ray.environment import (
     actor_env,
     on_one_machine,
     prepare_ray,
+    secrets,
 )
 from roll.distributed.on_ray.nodes import numbered
 from roll.platform import get_platform
@@ -161,8 +162,17 @@ def test_core_shares_are_equal_and_disjoint_while_there_are_enough(cores: int, s
 
 
 def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
-    libraries = {"NCCL_IB_HCA": "mlx5", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-    driver = {"HF_HUB_OFFLINE": "1", "SECRET": "x", "PYTHONPATH": "/b:/c"} | libraries
+    libraries = {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "NCCL_IB_HCA": "mlx5",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "SGLANG_LOG_LEVEL": "error",
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        "VLLM_USE_V1": "1",
+    }
+    others = {"SECRET": "x", "CUDA_VISIBLE_DEVICES": "7", "VLLM_HOST_IP": "10.0.0.1"}
+    driver = {"PYTHONPATH": "/b:/c"} | libraries | others
     env = actor_env(
         platform="cuda",
         devices=("2", "3"),
@@ -174,11 +184,21 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     assert env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert env["OMP_NUM_THREADS"] == "3"
     assert env["PYTHONPATH"] == "/a:/b:/c"
-    assert env["HF_HUB_OFFLINE"] == "1"
     assert env.items() >= libraries.items()
     assert env[WORKER_TOKEN] == "t"
-    assert "SECRET" not in env
+    assert not {"SECRET", "VLLM_HOST_IP"} & env.keys(), "the address of another node"
     assert "GLOO_SOCKET_IFNAME" not in env, "ranks of several machines would not meet"
+
+
+def test_secrets_take_another_way_than_the_variables_that_ray_logs() -> None:
+    driver = {"HF_TOKEN": "a", "VLLM_API_KEY": "b", "HF_HOME": "/h", "OTHER_TOKEN": "c"}
+    own = {"MY_PASSWORD": "d", "HF_TOKEN": "e"}
+    env = actor_env(
+        platform="cpu", devices=(), cores=(0,), token="t", own=own, driver_environ=driver
+    )
+    assert env["HF_HOME"] == "/h"
+    assert not set("abcde") & set(env.values())
+    assert secrets(own, driver) == {"HF_TOKEN": "e", "VLLM_API_KEY": "b", "MY_PASSWORD": "d"}
 
 
 def test_gpus_are_numbered_by_their_number_or_in_the_order_of_their_uuids() -> None:
