@@ -155,7 +155,7 @@ def _refuse_to_end_before_it_begins(config: RunConfig) -> None:
 
 def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
     """Print to stderr how a run has ended: the first and last validation scores, the verdict, why
-    it ended before its last step, the number of steps and the output folder.
+    it ended before its last step, trackers that failed, the number of steps and the output folder.
 
     Args:
         summary: what `launch` returned.
@@ -169,4 +169,6 @@ def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
         console.print(verdict, markup=False, style="bold")
     if reason := summary.get("ended_early"):
         console.print(f"ended before max_steps: {reason}", markup=False)
+    for told in summary.get("failed_trackers", ()):
+        console.print(f"tracker {told}", markup=False, style="yellow")
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

@@ -114,6 +114,7 @@ def write_summary(
     error: str | None = None,
     rows: Sequence[Mapping[str, Any]] = (),
     ended_early: str | None = None,
+    failed_trackers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write `summary.json`, made from the records on disk, and return its content.
 
@@ -124,6 +125,7 @@ def write_summary(
             counted.
         error: reason in one line, if the run was stopped or failed.
         ended_early: reason in one line, if the run finished before its last step.
+        failed_trackers: a line on each tracker that failed in the last session.
         rows: what became of the rows of each source, as `RunData.rows_told` returns it.
     """
     records = read_records(output_dir / "metrics.jsonl")
@@ -135,6 +137,8 @@ def write_summary(
         summary["error"] = error
     if ended_early is not None:
         summary["ended_early"] = ended_early
+    if failed_trackers:
+        summary["failed_trackers"] = list(failed_trackers)
     replace_file(output_dir / FILE, json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -89,6 +90,7 @@ class Pipeline(ABC, Generic[C]):
         self._under_way = False
         self._patience = Patience(config.validation.stop, {})
         self._ended_early: str | None = None
+        self._failed_trackers: Sequence[str] = ()
 
     @classmethod
     @abstractmethod
@@ -206,6 +208,7 @@ class Pipeline(ABC, Generic[C]):
             status="finished",
             wall_s=self._wall_s(),
             ended_early=self._ended_early,
+            failed_trackers=self._failed_trackers,
             rows=self._rows_told(),
         )
 
@@ -341,7 +344,7 @@ class Pipeline(ABC, Generic[C]):
 
     def _trackers(self, first_step: int) -> Trackers:
         """Open the configured trackers for the steps from `first_step` on."""
-        return open_trackers(
+        trackers = open_trackers(
             self.config.track,
             self.output_dir,
             first_step=first_step,
@@ -349,6 +352,8 @@ class Pipeline(ABC, Generic[C]):
             resolved=json.loads(self.written.model_dump_json()),
             phase=lambda: self.timers.phase,
         )
+        self._failed_trackers = trackers.failed
+        return trackers
 
     def _write_config(self) -> None:
         """Write the resolved config to `config.yaml` in the output folder.
@@ -381,6 +386,7 @@ class Pipeline(ABC, Generic[C]):
                 status=status,
                 wall_s=self._wall_s(),
                 error=line,
+                failed_trackers=self._failed_trackers,
                 rows=self._rows_told(),
             )
         except OSError as unwritable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
+import sysconfig
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 
@@ -22,6 +23,8 @@ _NEVER_SHOWN = (
     "<frozen importlib",
     *(f"{Path(str(package.__file__)).parent}/" for package in (importlib, pydantic)),
 )
+_INSTALLED = tuple(f"{sysconfig.get_path(key)}/" for key in ("stdlib", "purelib", "platlib"))
+"""Folders of the standard library and of installed packages."""
 
 
 def users_traceback(error: BaseException) -> str:
@@ -41,11 +44,14 @@ def users_traceback(error: BaseException) -> str:
     return "".join(told.format()).rstrip()
 
 
-def users_place(error: BaseException) -> str:
-    """Return file and line of the last frame of user code in a traceback, `/folder/my.py:3`."""
+def users_place(error: BaseException) -> str | None:
+    """Return file and line of the last frame of user code in a traceback, `/folder/my.py:3`: the
+    line that called an installed package if that one failed. None if there is no such frame."""
     frames = TracebackException.from_exception(error).stack
-    last = next(frame for frame in reversed(frames) if not _is_ours(frame))
-    return f"{last.filename}:{last.lineno}"
+    others = [frame for frame in frames if not _is_ours(frame)]
+    own = [frame for frame in others if not frame.filename.startswith(_INSTALLED)]
+    last = (own or others)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else None
 
 
 def _is_ours(frame: FrameSummary) -> bool:

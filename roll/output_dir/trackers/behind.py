@@ -16,6 +16,23 @@ MAX_WAITING = 1000
 """Largest number of records that wait for a tracker."""
 CLOSE_TIMEOUT_S = 60.0
 """Time for the last records, and to finish, in seconds."""
+MADE, CLOSED = "when it was made", "when it was closed"
+"""Calls of a tracker, in the words of messages."""
+
+
+def at_step(step: int) -> str:
+    """Return the call that gives a tracker the record of a step, in the words of messages."""
+    return f"at step {step}"
+
+
+class EarlierError(Exception):
+    """A tracker failed in its thread, before the call that raises this."""
+
+    def __init__(self, when: str, error: Exception) -> None:
+        super().__init__(f"{when}: {error}")
+        self.when = when
+        """Call that failed, such as `at step 3`."""
+        self.error = error
 
 
 class Behind:
@@ -34,7 +51,7 @@ class Behind:
         self._make = make
         self._close_timeout_s = close_timeout_s
         self._waiting: queue.Queue[tuple[int, Record] | None] = queue.Queue(MAX_WAITING)
-        self._error: Exception | None = None
+        self._error: EarlierError | None = None
         self._thread = threading.Thread(target=self._send, name="roll-tracker", daemon=True)
         self._thread.start()
 
@@ -42,7 +59,7 @@ class Behind:
         """Hand the record over.
 
         Raises:
-            Exception: the error of an earlier call of the tracker.
+            EarlierError: an earlier call of the tracker failed.
             TimeoutError: `MAX_WAITING` records wait.
         """
         self._raise()
@@ -55,7 +72,7 @@ class Behind:
         """Wait until everything is sent and the tracker is closed.
 
         Raises:
-            Exception: the error of a call of the tracker.
+            EarlierError: a call of the tracker failed.
             TimeoutError: it takes longer than `close_timeout_s`; the thread is left behind.
         """
         self._raise()
@@ -72,13 +89,16 @@ class Behind:
 
     def _send(self) -> None:
         """Make the tracker and pass on what comes, until the end or an error."""
+        when = MADE
         try:
             tracker = self._make()
             while (given := self._waiting.get()) is not None:
+                when = at_step(given[0])
                 tracker.log(*given)
+            when = CLOSED
             tracker.close()
         except Exception as error:  # noqa: BLE001 - raised where somebody waits
-            self._error = error
+            self._error = EarlierError(when, error)
 
     def _raise(self) -> None:
         if self._error is not None:

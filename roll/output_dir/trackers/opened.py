@@ -13,8 +13,9 @@ from typing import Any, Self
 
 from roll.config.sections.lifecycle import SERVICES, TrackConfig, TrackerConfig
 from roll.config.user_code.import_path import load_object
+from roll.config.user_code.tracebacks import users_place, users_traceback
 from roll.core.errors import ConfigError, EngineMissingError
-from roll.output_dir.trackers.behind import Behind
+from roll.output_dir.trackers.behind import CLOSED, Behind, EarlierError, at_step
 from roll.output_dir.trackers.console import ConsoleTracker
 from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker
 from roll.output_dir.trackers.jsonl import JsonlTracker
@@ -30,19 +31,39 @@ class Trackers:
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = dict(trackers)
+        self.failed: list[str] = []
+        """A line on each tracker that has failed: its name, when, the error and its place."""
 
     def log(self, step: int, record: Record) -> None:
         """Pass the record of a step to all trackers that have not failed; never raise."""
-        self._each(lambda tracker: tracker.log(step, record))
+        self._each(lambda tracker: tracker.log(step, record), at_step(step))
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
-        """Call `act` for each tracker; log an error, and leave its tracker out from then on."""
+    def _each(self, act: Callable[[Tracker], None], when: str) -> None:
+        """Call `act` for each tracker; log an error, and leave its tracker out from then on.
+
+        Args:
+            when: the call, in words.
+        """
         for name, tracker in list(self._trackers.items()):
             try:
                 act(tracker)
-            except Exception:  # a full disk or a lost service must not end the run
-                logger.exception("the tracker %s failed and is switched off", name)
-                del self._trackers[name]
+            except EarlierError as earlier:
+                self._switch_off(name, earlier.when, earlier.error)
+            except Exception as error:  # noqa: BLE001 - a full disk must not end the run
+                self._switch_off(name, when, error)
+
+    def _switch_off(self, name: str, when: str, error: Exception) -> None:
+        """Leave a tracker out from now on; log when and where it failed, with the traceback from
+        the user's first line on."""
+        del self._trackers[name]
+        place = users_place(error)
+        where = f" ({place})" if place else ""
+        what = " ".join(f"{type(error).__name__}: {error}".splitlines())
+        self.failed.append(f"{name} failed {when}: {what}{where}")
+        logger.error(
+            "the tracker %s failed %s%s and is switched off; the run goes on\n%s",
+            *(name, when, where, users_traceback(error)),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +74,7 @@ class Trackers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._each(lambda tracker: tracker.close())
+        self._each(lambda tracker: tracker.close(), CLOSED)
 
 
 def check_trackers(config: TrackConfig) -> None:

@@ -9,18 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from roll.commands.launch import print_end
 from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.lifecycle import TrackConfig, TrackerConfig
 from roll.core.errors import EngineMissingError
 from roll.output_dir.trackers import Record, TrackedRun, check_trackers, open_trackers, read_records
 from roll.output_dir.trackers.behind import MAX_WAITING, Behind
+from tests.runs import run_local, write_task
 
 HERE = f"{__name__}:Mine"
 ROOT = Path(__file__).parents[3]
@@ -63,8 +66,14 @@ class Signals(Mine):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def session(folder: Path, *trackers: Mapping[str, Any], first: int = 0, steps: int = 2) -> float:
-    """A session of a run with these trackers; returns its seconds."""
+@dataclass(frozen=True)
+class Session:
+    seconds: float
+    failed: list[str]
+
+
+def session(folder: Path, *trackers: Mapping[str, Any], first: int = 0, steps: int = 2) -> Session:
+    """A session of a run with these trackers."""
     config = TrackConfig(tensorboard=False, trackers=tuple(TrackerConfig(**t) for t in trackers))
     begun_s = time.monotonic()
     opened = open_trackers(config, folder, first_step=first, max_steps=9, resolved={"seed": 3})
@@ -72,7 +81,7 @@ def session(folder: Path, *trackers: Mapping[str, Any], first: int = 0, steps: i
         for step in range(first, first + steps):
             all_of_them.log(step, {"reward/mean": step / 4})
         took_s = time.monotonic() - begun_s
-    return took_s
+    return Session(took_s, opened.failed)
 
 
 def told(folder: Path, name: str = "Mine") -> list[dict[str, Any]]:
@@ -113,22 +122,55 @@ def test_two_of_a_kind_have_a_folder_each(tmp_path: Path) -> None:
     assert told(tmp_path)[1:] == told(tmp_path, "Mine-2")[1:]
 
 
-@pytest.mark.parametrize("wrong", ["open", "log", "close"])
+@pytest.mark.parametrize(
+    ("wrong", "when"),
+    [("open", "when it was made"), ("log", "at step 0"), ("close", "when it was closed")],
+)
 def test_one_that_fails_is_told_and_the_others_go_on(
-    tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, wrong: str, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = {"kind": HERE, "kwargs": {"wrong": wrong}}
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    place = f"{__file__}:{1 + next(i for i, line in enumerate(lines) if 'fails at {where' in line)}"
     with caplog.at_level(logging.ERROR):
-        session(tmp_path, broken, {"kind": HERE})
+        failed = session(tmp_path, broken, {"kind": HERE}).failed
     [record] = caplog.records
-    assert record.getMessage() == "the tracker Mine failed and is switched off"
-    assert f"fails at {wrong}" in caplog.text
+    first, second, third = record.getMessage().splitlines()[:3]
+    assert first == f"the tracker Mine failed {when} ({place}) and is switched off; the run goes on"
+    assert second == "Traceback (most recent call last):"
+    assert __file__ in third, "the user's code comes first"
+    assert failed == [f"Mine failed {when}: RuntimeError: fails at {wrong} ({place})"]
     assert len(told(tmp_path, "Mine-2")) == 4
     assert [record["step"] for record in read_records(tmp_path / "metrics.jsonl")] == [0, 1]
 
 
+class Miscalls(Mine):
+    """A tracker that a package fails which it calls."""
+
+    def log(self, step: int, record: Record) -> None:
+        json.loads("{" if step == 3 else "0")
+
+
+def test_a_failure_in_a_package_names_the_line_that_called_it(tmp_path: Path) -> None:
+    [line] = session(tmp_path, {"kind": f"{__name__}:Miscalls"}, steps=6).failed
+    assert line.startswith("Miscalls failed at step 3: JSONDecodeError: ")
+    assert f" ({__file__}:" in line
+
+
+def test_the_end_of_a_run_names_trackers_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_task(tmp_path, max_steps=2, validation={})
+    track = f"track.trackers=[{{kind: {HERE!r}, kwargs: {{wrong: log}}}}]"
+    run_local(path, [track])
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["failed_trackers"][0].startswith("Mine failed at step 0: RuntimeError: fails")
+    print_end(load_config(path).config, summary)
+    assert "tracker Mine failed at step 0: RuntimeError: fails at log" in capsys.readouterr().err
+
+
 def test_a_slow_one_delays_no_step_and_loses_nothing(tmp_path: Path) -> None:
-    assert session(tmp_path, {"kind": HERE, "kwargs": {"wait_s": 0.3}}, steps=4) < 0.9
+    assert session(tmp_path, {"kind": HERE, "kwargs": {"wait_s": 0.3}}, steps=4).seconds < 0.9
     assert [one["step"] for one in told(tmp_path) if "step" in one] == [0, 1, 2, 3]
 
 
