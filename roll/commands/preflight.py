@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from roll.commands.import_paths import check_import_path
+from roll.commands.import_paths import Call, check_import_path
 from roll.commands.memory.plan import check_fit, devices_of
 from roll.commands.memory.sizes import stored_elements
 from roll.config.agentic_base import AgenticBase
@@ -157,8 +157,8 @@ def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
 def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
     """Yield a check for each tracker, function of a source, reward, environment and custom filter.
 
-    A check is a function that raises ConfigError if its import path cannot work. It reads files of
-    the user and imports nothing of them. Names and arguments of built-in rewards are checked, too.
+    A check is a function that raises ConfigError if its import path or its arguments cannot work.
+    It reads files of the user and imports nothing of them. Built-in rewards are checked, too.
 
     Args:
         config: config of any pipeline; only RLVR runs have more than trackers and sources.
@@ -166,10 +166,13 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
     """
     for i, tracker in enumerate(config.track.trackers):
         if ":" in tracker.kind:
-            yield partial(check_import_path, f"track.trackers.{i}.kind", tracker.kind, folder)
+            key = f"track.trackers.{i}.kind"
+            call = Call(1, tuple(tracker.kwargs), method="__init__")
+            yield partial(check_import_path, key, tracker.kind, folder, call)
     for source in config.sources:
         if source.fn is not None:
-            yield partial(check_import_path, f"{source.path}: fn", source.fn, folder)
+            key = f"{source.path}: fn"
+            yield partial(check_import_path, key, source.fn, folder, Call(given=1))
     if not isinstance(config, RlvrBase) or not config.generates:
         return
     for name, reward in config.rewards.items():
@@ -180,32 +183,34 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
                 continue
             key = f"rewards.{name}.{kind}"
             if kind == "worker" or ":" in path:
-                keywords = tuple(reward.kwargs) if kind == "fn" else ()
-                yield partial(check_import_path, key, path, folder, keywords)
+                call = Call(1, tuple(reward.kwargs), supplied=("ctx",))
+                if kind == "worker":
+                    call = Call(1, tuple(reward.kwargs), method="setup")
+                yield partial(check_import_path, key, path, folder, call)
             else:
                 yield partial(load_reward, path, reward.kwargs, RewardContext(name, seed=0))
     if isinstance(config, AgenticBase):
         for name, environment in config.environments.items():
             where = f"environments.{name}"
-            keywords = tuple(environment.kwargs)
+            call = Call(0, tuple(environment.kwargs), method="__init__")
             if environment.agent is not None:
-                yield partial(
-                    check_import_path, f"{where}.agent", environment.agent, folder, keywords
-                )
+                call = Call(1, tuple(environment.kwargs))
+                yield partial(check_import_path, f"{where}.agent", environment.agent, folder, call)
                 continue
             env = environment.what
             yield partial(check_env, where, environment)
             if adapter_of(env) is not None or environment.python is not None:
                 continue  # another interpreter may have other modules
             if ":" in env:
-                yield partial(check_import_path, f"{where}.env", env, folder, keywords)
+                yield partial(check_import_path, f"{where}.env", env, folder, call)
             else:
                 yield partial(load_env, name, environment)
     for filters, choices in config.filters.items():
         for i, choice in enumerate(choices):
             if isinstance(choice, CustomFilterConfig):
                 key = f"{filters}.{i}.fn"
-                yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
+                call = Call(1, tuple(choice.kwargs))
+                yield partial(check_import_path, key, choice.fn, folder, call)
 
 
 def _check_keys(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Callable[[], object]]:

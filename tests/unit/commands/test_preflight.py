@@ -19,7 +19,7 @@ from roll.commands.doctor import (
     examine_sandbox,
     examine_token,
 )
-from roll.commands.import_paths import check_import_path
+from roll.commands.import_paths import Call, check_import_path
 from roll.commands.preflight import inspect
 from roll.config import load_config
 from roll.config.sections.placement import ClusterConfig
@@ -249,10 +249,74 @@ def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(
     (tmp_path / "taking.py").write_text(
         "raise SystemExit\ndef reward(sample, *, limit=1): ...\ndef any(sample, **rest): ...\n"
     )
-    check_import_path("fn", "taking:reward", tmp_path, ["limit"])
-    check_import_path("fn", "taking:any", tmp_path, ["whatever"])
+    check_import_path("fn", "taking:reward", tmp_path, Call(1, ["limit"]))
+    check_import_path("fn", "taking:any", tmp_path, Call(1, ["whatever"]))
     with pytest.raises(ConfigError, match="no parameter 'limt'; did you mean 'limit'"):
-        check_import_path("fn", "taking:reward", tmp_path, ["limt"])
+        check_import_path("fn", "taking:reward", tmp_path, Call(1, ["limt"]))
+
+
+CLASSES = """\
+raise SystemExit
+from dataclasses import dataclass
+class Plain:
+    def __init__(self, run, digits=2, *, folder): ...
+class Bare:
+    def log(self): ...
+class Open:
+    def __init__(self, run, **rest): ...
+class Child(Plain): ...
+@dataclass
+class Record:
+    run: object
+class Meta(metaclass=type):
+    def __init__(self, run): ...
+class Twice:
+    if True:
+        def __init__(self, run, more): ...
+class Lent:
+    __init__ = Plain.__init__
+class Worker(object):
+    async def setup(self, ctx, size): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "told"),
+    [
+        ("Plain", ["digits", "folder"], None),
+        ("Plain", ["digit", "folder"], "has no parameter 'digit'; did you mean 'digits'"),
+        ("Plain", ["digits"], "needs 'folder'; give it a value in `kwargs`"),
+        ("Plain", ["run", "folder"], "gets 'run' from roll; remove it"),
+        ("Bare", [], "takes 0 arguments by place; roll gives it 1 before those of the run"),
+        ("Open", ["whatever"], None),
+        *((name, ["whatever"], None) for name in ("Child", "Record", "Meta", "Twice", "Lent")),
+    ],
+)
+def test_arguments_of_a_class_are_compared_without_running_it(
+    tmp_path: Path, name: str, keywords: list[str], told: str | None
+) -> None:
+    (tmp_path / "made.py").write_text(CLASSES)
+    call = Call(1, keywords, method="__init__")
+    if told is None:
+        check_import_path("kind", f"made:{name}", tmp_path, call)
+        return
+    with pytest.raises(ConfigError, match=f"^kind: {name} in {tmp_path}/made.py {told}"):
+        check_import_path("kind", f"made:{name}", tmp_path, call)
+
+
+def test_the_quick_check_compares_arguments_of_trackers_and_of_reward_classes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "made.py").write_text(CLASSES)
+    path = write_task(
+        tmp_path,
+        track={"trackers": [{"kind": "made:Plain", "kwargs": {"folder": "x", "digit": 3}}]},
+        rewards={"own": {"worker": "made:Worker", "kwargs": {"sise": 3}}},
+    )
+    tracker, reward = (str(finding.error) for finding in inspect(load_config(path)))
+    assert tracker.startswith("track.trackers.0.kind: Plain in ")
+    assert "no parameter 'digit'; did you mean 'digits'?" in tracker
+    assert "no parameter 'sise'; did you mean 'size'?" in reward
 
 
 @pytest.mark.parametrize("nested", [False, True])
