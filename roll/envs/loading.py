@@ -12,6 +12,7 @@ from typing import Any
 
 from roll.config.errors import nearest
 from roll.config.sections.environment import EnvironmentConfig
+from roll.config.user_code.arguments import check_arguments
 from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
 from roll.core.registry import Registry
@@ -76,10 +77,7 @@ def load_agent(name: str, agent: str, kwargs: Mapping[str, Any]) -> Callable[[Ag
     run: Callable[..., Any] = load_object(agent)
     if not callable(run):
         raise ConfigError(f"{where}.agent: {agent} is a {type(run).__name__}; expected a function")
-    try:
-        inspect.signature(run).bind(None, **kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{where}.kwargs: {agent}: {error}") from None
+    check_arguments(run, 1, kwargs, where=f"{where}.kwargs", what=agent)
     if not kwargs:
         return run
     if inspect.iscoroutinefunction(run):
@@ -111,7 +109,7 @@ def load_env(name: str, config: EnvironmentConfig) -> Callable[[], Env]:
         if process:
             return _processes(name, config, spec_of(adapter, adapted, config))
         return _prepared(where, adapter, adapted, config)
-    make = _made_here(where, config.what, config.kwargs) if config.python is None else None
+    make = made_here(where, config.what, config.kwargs) if config.python is None else None
     if not process:
         assert make is not None
         return make
@@ -189,7 +187,7 @@ def _prepared(
     return make
 
 
-def _made_here(where: str, env: str, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
+def made_here(where: str, env: str, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
     """Return the function that makes an environment which is built in or of the user.
 
     ConfigError if there is none, or if it does not take `kwargs` or lacks a method.
@@ -209,13 +207,7 @@ def _made_here(where: str, env: str, kwargs: Mapping[str, Any]) -> Callable[[], 
             f"{where}.env: {env} is a {type(make).__name__}; expected a class, or a function that "
             "makes an environment"
         )
-    try:
-        inspect.signature(make).bind(**kwargs)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(make).parameters) or "none"
-        raise ConfigError(f"{where}.kwargs: {env}: {error} (parameters: {known})") from None
-    except ValueError:
-        pass  # no readable signature: the first episode will tell
+    check_arguments(make, 0, kwargs, where=f"{where}.kwargs", what=env)
     for method in ("reset", "step", "close"):
         if inspect.isclass(make) and not callable(getattr(make, method, None)):
             raise ConfigError(f"{where}.env: {env} has no method `{method}`; see roll/envs/api.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from roll.config.errors import nearest
+from roll.config.user_code.arguments import check_types, typed
 from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
 from roll.core.types import Sample
@@ -62,8 +62,8 @@ def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> Bound
         ctx: context, passed to the function if it has a parameter `ctx`.
 
     Raises:
-        ConfigError: the function does not exist, or does not take these arguments; of a built-in
-            reward also: an argument has another type, or the arguments do not fit together.
+        ConfigError: the function does not exist, does not take these arguments, or is annotated
+            with other types; of a built-in reward also: the arguments do not fit together.
     """
     if ":" in fn:
         function = load_object(fn)
@@ -74,7 +74,9 @@ def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> Bound
             f"rewards.{ctx.name}.fn: unknown reward {fn!r}{nearest(fn, REWARDS)} (built in: "
             f"{', '.join(REWARDS)}; a function of your own reads 'package.module:function')"
         )
-    return bind_reward(function, kwargs, ctx, label=fn)
+    bound = bind_reward(function, kwargs, ctx, label=fn)
+    check_types(function, kwargs, f"rewards.{ctx.name}.kwargs")
+    return bound
 
 
 def _bind_built_in(name: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> BoundReward:
@@ -83,16 +85,10 @@ def _bind_built_in(name: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> 
     where = f"rewards.{ctx.name}.kwargs"
     bind_reward(REWARDS[name], kwargs, ctx, label=name)
     types = get_type_hints(REWARDS[name])
-    values = {}
-    for key, value in kwargs.items():
-        try:
-            values[key] = TypeAdapter(types[key]).validate_json(json.dumps(value), strict=True)
-        except ValidationError as error:
-            found = error.errors()[0]
-            place = ".".join(map(str, (key, *found["loc"])))
-            raise ConfigError(
-                f"{where}.{place}: found {found['input']!r:.60}; {found['msg'].lower()}"
-            ) from None
+    values = {
+        key: typed(TypeAdapter(types[key]), value, f"{where}.{key}")
+        for key, value in kwargs.items()
+    }
     if name in CHECKS:
         try:
             CHECKS[name](**values)

@@ -18,6 +18,7 @@ from roll.config.sections.rollout import (
     FilterConfig,
     MeanRewardConfig,
 )
+from roll.config.user_code.arguments import check_types
 from roll.config.user_code.import_path import load_object
 from roll.config.user_code.own import OwnPart
 from roll.config.user_code.tracebacks import users_traceback
@@ -203,3 +204,4 @@ def _check_call(function: Callable[..., Any], fn: str, kwargs: Mapping[str, Any]
             f"{key}: {fn} cannot be called with a Group and the kwargs "
             f"{sorted(kwargs) or 'none'}: {error}; its signature is {signature}"
         ) from None
+    check_types(function, kwargs, f"{key}.kwargs")

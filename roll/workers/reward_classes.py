@@ -8,6 +8,7 @@ from typing import Any
 
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.services.judge import JudgeConfig, UrlJudgeConfig
+from roll.config.user_code.arguments import check_arguments
 from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
 from roll.rewards.service.client import find_key
@@ -52,7 +53,8 @@ def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
     """Return the worker class for a reward that asks no service.
 
     Raises:
-        ConfigError: `worker` is not a subclass of RewardWorker, or does not define `score`.
+        ConfigError: `worker` is not a subclass of RewardWorker, does not define `score`, or its
+            `setup` does not take `kwargs`.
     """
     if config.model is not None:
         # Of all rewards this one alone needs torch.
@@ -69,4 +71,11 @@ def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
         )
     if found.score is RewardWorker.score:
         raise ConfigError(f"rewards.{name}.worker: {config.worker!r} does not define `score`")
+    check_arguments(
+        found.setup,
+        2,
+        config.kwargs,
+        where=f"rewards.{name}.kwargs",
+        what=f"setup of {found.__name__}",
+    )
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -12,9 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from roll.config.sections.lifecycle import SERVICES, TrackConfig, TrackerConfig
+from roll.config.user_code.arguments import check_arguments
 from roll.config.user_code.import_path import load_object
 from roll.config.user_code.tracebacks import users_place, users_traceback
-from roll.core.errors import ConfigError, EngineMissingError
+from roll.core.errors import EngineMissingError
 from roll.output_dir.trackers.behind import CLOSED, Behind, EarlierError, at_step
 from roll.output_dir.trackers.console import ConsoleTracker
 from roll.output_dir.trackers.interface import Record, TrackedRun, Tracker
@@ -117,16 +117,14 @@ def open_trackers(
             output_dir / "tensorboard", first_step=first_step
         )
     check_trackers(config)
-    for name, wanted in _named(config):
+    for i, (name, wanted) in enumerate(_named(config)):
         folder = output_dir / "trackers" / name
         folder.mkdir(parents=True, exist_ok=True)
         title = wanted.name or "-".join(output_dir.parts[-2:])
         run = TrackedRun(folder, wanted.project, title, resolved, first_step)
         make = CLASSES.get(wanted.kind) or load_object(wanted.kind)
-        try:
-            inspect.signature(make).bind(run, **wanted.kwargs)
-        except TypeError as error:
-            raise ConfigError(f"track.trackers: {wanted.kind}: kwargs: {error}") from None
+        key = f"track.trackers.{i}.kwargs"
+        check_arguments(make, 1, wanted.kwargs, where=key, what=wanted.kind)
         trackers[name] = Behind(partial(make, run, **wanted.kwargs))
     trackers["the terminal"] = ConsoleTracker(
         first_step=first_step, max_steps=max_steps, phase=phase

@@ -321,7 +321,7 @@ def test_a_host_counts_what_processes_do_wrong_as_failures_of_episodes() -> None
     ("env", "kwargs", "message"),
     [
         ("frozen_lak", {}, "unknown environment 'frozen_lak'; did you mean 'frozen_lake'"),
-        ("frozen_lake", {"sise": 4}, r"environments.lake.kwargs: .*'sise'.*\(parameters: size"),
+        ("frozen_lake", {"sise": 4}, "environments.lake.kwargs: .*'sise'.*; its arguments: size"),
         ("tests.nowhere:Env", {}, "no module named"),
         ("tests.unit.envs.test_env_host:ERRORS", {}, "has no 'ERRORS'"),
         ("roll.core.types:Message", {"role": "a", "content": "b"}, "has no method `reset`"),
