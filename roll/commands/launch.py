@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from roll.commands.preflight import user_folder
+from roll.commands.trials.user_code import wrong_code
 from roll.config.checks.notices import notices
 from roll.config.loading.compose import LoadedConfig
 from roll.config.run import RunConfig
@@ -56,11 +57,12 @@ def launch(
 ) -> dict[str, Any]:
     """Run the pipeline to its end, unless an earlier session has done so, and return its summary.
 
-    Steps that can fail on the driver (finding the checkpoint, reading the data, opening the output
-    folder) come before Ray is started. However the run ends (last step, error, Ctrl-C, SIGTERM),
-    workers, engines and a Ray that was started here are stopped.
+    Steps that can fail on the driver (importing code of the user's, finding the checkpoint, reading
+    the data, opening the output folder) come before Ray is started. However the run ends (last
+    step, error, Ctrl-C, SIGTERM), workers, engines and a Ray that was started here are stopped.
 
     Raises:
+        ConfigError: code that the user brought cannot be called as the run file says.
         SettingsChangedError: the run has ended before, with other settings.
     """
     setup_logging("driver")
@@ -69,6 +71,8 @@ def launch(
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
     pipeline = pipeline_class(loaded.config.pipeline, pipelines)
+    if wrong := wrong_code(loaded.config, folder):
+        raise ConfigError("\n".join(map(str, wrong)))
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
     output_dir = Path(loaded.config.output_dir).expanduser().absolute()

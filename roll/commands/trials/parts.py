@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,16 +10,13 @@ from roll.config.algorithm.needs import Choice, Need
 from roll.config.errors import ConfigError
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
-from roll.config.sections.lifecycle import SERVICES
-from roll.config.user_code.classes import signature_of, stands_in
-from roll.config.user_code.own import OwnPart, imported
-from roll.output_dir.trackers.interface import Tracker
+from roll.config.user_code.own import OwnPart
 
 
 def try_parts(config: RunConfig, trial: Trial) -> None:
     """Try each part that the user brought: a part that fails, or whose result has a wrong shape, is
     not finite or has no gradient, is wrong; one that breaks another rule of `roll.testing` is
-    remarked on. Arguments of trackers are compared with their classes.
+    remarked on.
 
     The folder of the user's modules must be on `sys.path`.
 
@@ -29,9 +25,6 @@ def try_parts(config: RunConfig, trial: Trial) -> None:
     """
     for key, part in own_parts(config):
         _try_part(key, part, trial)
-    for i, tracker in enumerate(config.track.trackers):
-        if tracker.kind not in SERVICES:
-            _try_tracker(f"track.trackers.{i}", tracker.kind, tracker.kwargs, trial)
 
 
 def own_parts(config: RunConfig) -> Iterator[tuple[str, OwnPart]]:
@@ -104,30 +97,3 @@ def _checks(part: OwnPart) -> tuple[Callable[[Any], object], Callable[[Any], obj
 
 def _nothing(part: object) -> None:
     """Demand nothing."""
-
-
-def _try_tracker(key: str, kind: str, kwargs: dict[str, Any], trial: Trial) -> None:
-    """Add to `trial` whether a class takes the arguments of a tracker, and has its methods; it is
-    not made, because it may write somewhere."""
-    try:
-        found = imported(kind)
-    except ConfigError as error:
-        trial.wrong.append(ConfigError(f"{key}.kind: {error}"))
-        return
-    if not inspect.isclass(found):
-        trial.wrong.append(ConfigError(f"{key}.kind: {kind} is no class"))
-        return
-    for name, wanted in (("log", Tracker.log), ("close", Tracker.close)):
-        given = inspect.getattr_static(found, name, None)
-        if inspect.isfunction(given) and not stands_in(given, wanted):
-            has = f"{signature_of(name, given)}; expected {signature_of(name, wanted)}"
-            trial.wrong.append(ConfigError(f"{key}.kind: {kind} has {has}"))
-        elif not callable(getattr(found, name, None)):
-            told = f"{kind} is no tracker: it has no method {signature_of(name, wanted)}"
-            trial.wrong.append(ConfigError(f"{key}.kind: {told}"))
-    try:
-        inspect.signature(found).bind(None, **kwargs)
-    except TypeError as error:
-        names = list(inspect.signature(found).parameters)[1:]
-        takes = f"; its arguments: {', '.join(names) or 'none'}"
-        trial.wrong.append(ConfigError(f"{key}.kwargs: {kind}: {error}{takes}"))

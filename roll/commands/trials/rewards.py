@@ -19,6 +19,7 @@ from roll.config.sections.services.judge import ClusterJudgeConfig, JudgeConfig,
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError
 from roll.core.types import Prompt, Sample
+from roll.distributed.on_ray.environment import replace_environment
 from roll.rewards.api import Reward
 from roll.rewards.execution.child import (
     Child,
@@ -160,6 +161,7 @@ def make_trial(
     """
     sys.path.insert(0, folder)
     config = RewardConfig.model_validate(settings)
+    replace_environment({**os.environ, **config.env})
     if config.fn is not None:
         from roll.rewards.api import RewardContext
         from roll.rewards.execution.runners import make_child_reward

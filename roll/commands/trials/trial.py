@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from roll.commands.trials.parts import try_parts
 from roll.commands.trials.result import Trial
 from roll.commands.trials.tasks import try_tasks
+from roll.commands.trials.user_code import wrong_code
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import UserError
 from roll.config.offline import DistillationConfig, SftConfig
@@ -41,13 +42,15 @@ Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
 
 def try_out(config: RunConfig, folder: Path) -> Trial:
     """Try the first rows of each source, the rewards on these rows if the rows are correct, and the
-    parts that the user brought.
+    parts that the user brought; nothing of it if the user's code cannot be called.
 
     Args:
         config: the run to try.
         folder: folder of the user's modules, which a source or a reward may name.
     """
     with searched_first(folder):
+        if wrong := wrong_code(config, folder):
+            return Trial(wrong=wrong)
         trial = _try_rows(config, folder)
         try_parts(config, trial)
     return trial

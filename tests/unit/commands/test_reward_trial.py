@@ -14,6 +14,7 @@ from roll.config.user_code.tracebacks import users_traceback
 from roll.core.types import Prompt
 
 MODULE = """
+import os
 from roll.rewards.api import Reward
 from roll.workers.reward import RewardWorker
 
@@ -36,6 +37,9 @@ async def hangs(sample):
 def prints(sample):
     print("hello")
     return 1
+
+def reads(sample):
+    return len(os.environ["TABLE_OF_MINE"])
 
 class Table(RewardWorker):
     async def setup(self, ctx, size):
@@ -73,12 +77,14 @@ def _fn(name: str, **settings: object) -> RewardConfig:
 
 def test_what_a_reward_gives_is_told(folder: Path) -> None:
     table = RewardConfig(worker="tried_rewards:Table", kwargs={"size": 7})
-    trial = _tried(folder, mine=_fn("right"), prints=_fn("prints"), table=table)
+    reads = _fn("reads", env={"TABLE_OF_MINE": "four"})
+    trial = _tried(folder, mine=_fn("right"), prints=_fn("prints"), table=table, reads=reads)
     assert trial.wrong == []
     assert trial.told == [
         "rewards.mine: 0 for the response '4' to row s:0 (column 3)",
         "rewards.prints: 1 for the response '4' to row s:0",
         "rewards.table: 7 for the response '4' to row s:0",
+        "rewards.reads: 4 for the response '4' to row s:0",
     ]
 
 

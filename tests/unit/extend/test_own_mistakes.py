@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.commands.trials.parts import try_parts
-from roll.commands.trials.result import Trial
+from roll.commands.trials.user_code import wrong_code
 from roll.config import load_config
-from roll.config.user_code.import_path import searched_first
 from roll.core.errors import ConfigError
 from tests.unit.extend.test_own_algorithm import run_file
 
@@ -133,9 +131,6 @@ def test_an_unknown_option_lists_those_of_the_part(folder: Path) -> None:
 )
 def test_a_class_that_is_no_tracker_is_refused(folder: Path, code: str, told: str) -> None:
     (folder / "my_parts.py").write_text(code)
-    trial = Trial()
-    path = run_file(folder)
     tracker = "track.trackers=[{kind: 'my_parts:Mine', kwargs: {digit: 3}}]"
-    with searched_first(folder):
-        try_parts(load_config(path, [tracker]).config, trial)
-    assert [str(error) for error in trial.wrong] == [told]
+    wrong = wrong_code(load_config(run_file(folder), [tracker]).config, folder)
+    assert [str(error) for error in wrong] == [told]
