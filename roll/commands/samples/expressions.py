@@ -73,6 +73,17 @@ def sort_key(text: str, schema: Any, option: str) -> Any:
     return _Reader(schema, option, text).checked()
 
 
+def entries(text: str) -> list[tuple[str, str]]:
+    """Return column and key of each entry, such as `parts['NAME/PART']`, of a readable expression,
+    without repetitions."""
+    found: list[tuple[str, str]] = []
+    for node in ast.walk(ast.parse(text.strip(), mode="eval")):
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))):
+                found.append((name, key))
+    return list(dict.fromkeys(found))
+
+
 class _Reader:
     """Reads one expression; see `condition`."""
 

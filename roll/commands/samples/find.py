@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from roll.commands.samples.dumps import dump_files, read_dump
-from roll.commands.samples.expressions import condition, sort_key
+from roll.commands.samples.expressions import condition, entries, sort_key
+from roll.config.errors import nearest
 from roll.core.errors import DataError
 from roll.output_dir.sample_files import sample_files, schema
 
@@ -21,6 +22,8 @@ ROWS = 1024
 HEAVY = frozenset({"prompt_ids", "response_ids", "logprobs", "versions", "branches"})
 """Columns of tokens, which nobody reads."""
 _KEY = "sort key"
+KEYS = 30
+"""Largest number of entries that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,18 @@ def find_samples(output_dir: Path, question: Question) -> Found:
 
     Raises:
         DataError: the folder has no samples, or none of the step; a file is damaged; or the
-            condition or the sort key is wrong.
+            condition or the sort key is wrong, or names an entry that no sample has.
     """
     where = None if question.where is None else condition(question.where, schema(), "--where")
     key = None if question.sort is None else sort_key(question.sort, schema(), "--sort")
     names = [name for name in schema().names if question.tokens or name not in HEAVY]
     columns = {name: pc.field(name) for name in names} | ({} if key is None else {_KEY: key})
     found, best = Found(), None
-    for path, step in _files(output_dir, question.step):
+    files = _files(output_dir, question.step)
+    for option, text in (("--where", question.where), ("--sort", question.sort)):
+        for column, entry in entries(text or "0"):
+            _check_entry(option, column, entry, files)
+    for path, step in files:
         found.files += 1
         for table in _read(path, step, columns, where, found):
             best = table if best is None else pa.concat_tables([best, table])
@@ -99,6 +106,29 @@ def _files(output_dir: Path, step: int | None) -> list[tuple[Path, int]]:
         shown = ", ".join(map(str, steps if len(steps) <= 8 else [*steps[:4], "...", *steps[-4:]]))
         raise DataError(f"--step {step}: {output_dir} holds no samples of it (steps: {shown})")
     return chosen
+
+
+def _check_entry(option: str, column: str, key: str, files: Sequence[tuple[Path, int]]) -> None:
+    """Raise DataError if no sample has an entry. Files are read until one has it.
+
+    Args:
+        option: option of the command that names it.
+        column: column with named numbers.
+        files: files with their steps.
+    """
+    known: set[str] = set()
+    for path, step in files:
+        for table in _read(path, step, {column: pc.field(column)}, None, Found()):
+            for chunk in table[column].chunks:
+                known.update(pc.unique(chunk.keys).to_pylist())
+        if key in known:
+            return
+    listed = sorted(known)
+    shown = ", ".join(listed if len(listed) <= KEYS else [*listed[:KEYS], "..."])
+    raise DataError(
+        f"{option}: no sample has {column}[{key!r}]{nearest(key, listed)} (known: "
+        f"{shown or 'none'})"
+    )
 
 
 def _read(

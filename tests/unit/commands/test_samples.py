@@ -112,8 +112,34 @@ def test_samples_without_a_reward_are_neither_good_nor_bad(tmp_path: Path) -> No
     assert ids(tmp_path, where="not (reward < 0)") == ["0/data:7/0"]
     for missing in ("reward is None", "reward == None"):
         assert ids(tmp_path, where=missing) == ["0/data:1/0"]
+    write(tmp_path, [scored(9, parts={"other": 7.0})], 1)
     assert ids(tmp_path, where="parts['other'] < 5") == []
-    assert ids(tmp_path, sort="-reward") == ["0/data:7/0", "0/data:0/0", "0/data:1/0"]
+    assert ids(tmp_path, sort="-reward", step=0) == ["0/data:7/0", "0/data:0/0", "0/data:1/0"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "told"),
+    [
+        (
+            "--where",
+            "reward < 0 or parts['digits/lenght'] > 0",
+            "--where: no sample has parts['digits/lenght']; did you mean 'digits/length'? (known: "
+            "digits/length, late)",
+        ),
+        ("--where", "parts['x'] is None", "no sample has parts['x'] (known: digits/length, late)"),
+        ("--sort", "rewards['digit']", "--sort: no sample has rewards['digit']; did you mean"),
+    ],
+)
+def test_an_entry_that_no_sample_has_is_refused(
+    tmp_path: Path, option: str, text: str, told: str
+) -> None:
+    write(tmp_path, [scored(0), scored(1)], 0)
+    dump(tmp_path, [scored(2, step=1, parts={"late": 1.0})], 1)
+    code, said = shown(tmp_path, option, text)
+    assert code == 2
+    assert told in " ".join(said.split())
+    assert ids(tmp_path, where="parts['late'] > 0") == ["1/data:2/0"]
+    assert shown(tmp_path, "--step", "0", "--where", "parts['late'] > 0")[0] == 2
 
 
 @pytest.mark.parametrize(
