@@ -21,6 +21,19 @@ def lies_in(part: tuple[float, float], messages: Sequence[Message]) -> bool:
     said = [message for message in messages if message.role != "system"]
     first = next((i for i, each in enumerate(said) if each.role == "assistant"), len(said))
     asked = said[:first] or said[:1]
-    text = "\0".join(each.content for each in asked)
+    return _hashes_into(part, "\0".join(each.content for each in asked))
+
+
+def counts_in(part: tuple[float, float], place: str) -> bool:
+    """Return whether a row that the function of its source leaves out is counted in a part. Nobody
+    knows its question, so its file and line decide; it is counted in one of several parts.
+
+    Args:
+        place: file and line of the row.
+    """
+    return _hashes_into(part, place)
+
+
+def _hashes_into(part: tuple[float, float], text: str) -> bool:
     place = int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
     return part[0] <= place / 2**64 < part[1]

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from roll.config.sections.data import FileConfig
 from roll.core.errors import RowError
 from roll.data.columns import RawRow
+from roll.data.preparation.parts import counts_in
 from roll.data.preparation.processors import processed
 from roll.data.store.tally import Tally
 
@@ -111,7 +112,12 @@ def mapped(
     """Yield the rows of a source with their numbers, after its function, with their columns mapped;
     count them in `tally`, and note there those with mistakes and those that the function leaves
     out. ConfigError if there is no such function."""
-    for number, row in enumerate(processed(raw, source, tally.note_skipped)):
+
+    def note(reason: str, place: str) -> None:
+        elsewhere = source.part is not None and not counts_in(source.part, place)
+        tally.note_skipped(reason, place, elsewhere=elsewhere)
+
+    for number, row in enumerate(processed(raw, source, note)):
         tally.rows += 1
         try:
             found = map_one(row, source)

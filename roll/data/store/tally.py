@@ -90,10 +90,14 @@ class Tally:
         broken = {"pictures that cannot be read": len(self.broken)} if self.broken else {}
         return self.dropped.left_out | broken
 
-    def note_skipped(self, reason: str, place: str) -> None:
-        """Count a row that the function of the source has left out."""
+    def note_skipped(self, reason: str, place: str, *, elsewhere: bool) -> None:
+        """Count a row that the function of the source has left out; `elsewhere`: it counts in
+        another part of the source."""
         self.skipped += 1
-        self.dropped.note(reason, place)
+        if elsewhere:
+            self.elsewhere += 1
+        else:
+            self.dropped.note(reason, place)
 
     def refuse_mistakes(self, source: FileConfig) -> None:
         """Raise RowError, which tells all mistakes, if rows of the source have any."""

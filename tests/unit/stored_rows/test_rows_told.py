@@ -63,6 +63,33 @@ def test_rows_that_are_left_out_are_counted_by_reason(tmp_path: Path, how: str) 
     }
 
 
+def third(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A function of a user that keeps two of three rows."""
+    return row if int(row["messages"][0]["content"].partition("+")[0]) % 3 else None
+
+
+def test_rows_that_a_function_leaves_out_are_counted_in_one_part(tmp_path: Path) -> None:
+    rows = [dialogue(number) for number in range(300)]
+    path = write_rows_task(tmp_path, "sft", {"train": rows, "held_out": rows})
+    source = {
+        "path": str(tmp_path / "train.jsonl"),
+        "fn": "tests.unit.stored_rows.test_rows_told:third",
+    }
+    sets = {"held_out": {**source, "part": [0.7, 1.0]}}
+    changes = [
+        f"data.sources=[{json.dumps({**source, 'part': [0.0, 0.7]})}]",
+        f"validation.sets={json.dumps(sets)}",
+    ]
+    config = load_config(path, changes).config
+    train, held = PIPELINES["sft"].prepare(config)[1].rows_told()
+    assert train["read"] + held["read"] == 300
+    assert train["kept"] + held["kept"] == 200
+    for part, share in ((train, 0.7), (held, 0.3)):
+        [left_out] = part["left_out"].values()
+        assert part["read"] == part["kept"] + left_out
+        assert abs(left_out - 100 * share) < 15, "three standard deviations of a fair hash"
+
+
 def test_prompts_that_are_too_long_are_counted_and_others_are_only_told(tmp_path: Path) -> None:
     path = write_task(tmp_path)
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(5)]
