@@ -15,7 +15,7 @@ from roll.config.sections.data import (
     TextDataConfig,
     TextSource,
 )
-from roll.core.errors import DataError, PictureError, RowError
+from roll.core.errors import DataError, RowError
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
 from roll.data.chat.end_mark import end_mark
 from roll.data.chat.templates import PromptTokenizer
@@ -228,18 +228,18 @@ class ExampleReader(Generic[S]):
         sequences = iter(tokens)
         for number, row, _ in prepared:
             own = tuple(next(sequences) for _ in row.conversations)
-            try:
-                own = self._with_pictures(own, row)
-                tally.lengths.append(max(map(len, own)))
-                fitting = fitted(own, self.data, row.place, tally.dropped)
-            except PictureError as error:
-                tally.broken.note(str(error))
-                continue
-            except RowError as error:
-                tally.refused.note(row.place, error)
-                continue
+            fitting = tally.finished(row.place, self._fitted, own, row, tally)
             if fitting is not None:
                 yield Example(f"{name}:{number}", fitting, row.margin, row.label, row.tag)
+
+    def _fitted(
+        self, sequences: tuple[TokenSequence, ...], row: DialogueRow, tally: Tally
+    ) -> tuple[TokenSequence, ...] | None:
+        """Return the sequences of a row with their pictures, as `data.too_long` wants them; None if
+        the row is left out. Errors are those of `_with_pictures` and `fitted`."""
+        whole = self._with_pictures(sequences, row)
+        tally.lengths.append(max(map(len, whole)))
+        return fitted(whole, self.data, row.place, tally.dropped)
 
     @property
     def identity(self) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.config.evaluation import QuestionData
 from roll.config.sections.data import DataConfig, SourceConfig
-from roll.core.errors import PictureError, RowError
+from roll.core.errors import RowError
 from roll.core.types import Prompt
 from roll.data.chat.templates import PromptTokenizer, render_prompt, tokenize_prompts
 from roll.data.chat.unknown_text import UnknownText, unknown_pieces
@@ -84,25 +84,28 @@ class PromptMaker:
         self, rendered: Sequence[tuple[int, PromptRow, str]], tally: Tally
     ) -> Iterator[Prompt]:
         """Yield the prompts that are not too long; note in `tally` what became of all."""
-        data, texts = self.data, [text for _, _, text in rendered]
-        tokens = tokenize_prompts(texts, self.tokenizer, data)
+        texts = [text for _, _, text in rendered]
+        tokens = tokenize_prompts(texts, self.tokenizer, self.data)
         pieces = unknown_pieces(texts, tokens, self.tokenizer)
         for (number, row, text), ids, lost in zip(rendered, tokens, pieces, strict=True):
             tally.unknown.note(lost, row.place)
-            try:
-                whole, pictures = expanded(ids, row.pictures, self.placeholders, row.place)
-                if not whole:
-                    raise RowError(f"{row.place}: the prompt has no tokens; give it a text")
-            except PictureError as error:
-                tally.broken.note(str(error))
-                continue
-            except RowError as error:
-                tally.refused.note(row.place, error)
-                continue
-            tally.lengths.append(len(whole))
-            if len(whole) <= data.max_prompt_tokens:
-                row_id = f"{self.name}:{number}"
-                yield Prompt(row_id, whole, text, row.answer, row.tag, row.extra, pictures)
+            found = tally.finished(row.place, self._prompt, number, row, text, ids, tally)
+            if found is not None:
+                yield found
+
+    def _prompt(
+        self, number: int, row: PromptRow, text: str, tokens: Sequence[int], tally: Tally
+    ) -> Prompt | None:
+        """Return the prompt of a rendered row with its tokens; None if it is too long. Errors are
+        those of `expanded`, and RowError without tokens."""
+        whole, pictures = expanded(tokens, row.pictures, self.placeholders, row.place)
+        if not whole:
+            raise RowError(f"{row.place}: the prompt has no tokens; give it a text")
+        tally.lengths.append(len(whole))
+        if len(whole) > self.data.max_prompt_tokens:
+            return None
+        row_id = f"{self.name}:{number}"
+        return Prompt(row_id, whole, text, row.answer, row.tag, row.extra, pictures)
 
     def encode(self, row: Prompt) -> Encoded:
         extra = dict(row.extra)

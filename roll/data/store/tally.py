@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from roll.config.sections.data import FileConfig
+from roll.core.errors import PictureError, RowError
 from roll.data.chat.unknown_text import SHOWN, UnknownText
 from roll.data.pictures.broken import BrokenPictures
 from roll.data.preparation.mistakes import Mistakes
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -98,6 +102,24 @@ class Tally:
             self.elsewhere += 1
         else:
             self.dropped.note(reason, place)
+
+    def finished(
+        self, place: str, make: Callable[P, R | None], *args: P.args, **kwargs: P.kwargs
+    ) -> R | None:
+        """Return what `make` makes of a tokenized row; None if the row is left out. A row with
+        pictures that cannot be read, or that is refused, is noted.
+
+        Args:
+            place: place of the row.
+            make: last part of the way of a row; its errors are PictureError and RowError.
+        """
+        try:
+            return make(*args, **kwargs)
+        except PictureError as error:
+            self.broken.note(str(error))
+        except RowError as error:
+            self.refused.note(place, error)
+        return None
 
     def refuse_mistakes(self, source: FileConfig) -> None:
         """Raise RowError, which tells all mistakes, if rows of the source have any."""
