@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from roll.config.errors import RollError, UserError
 from roll.core.errors import StoppedEarlyError
+from roll.platform.terminal import console
 
-OUT = Console(highlight=False, soft_wrap=True)
-ERR = Console(stderr=True, highlight=False, soft_wrap=True)
+OUT = console(highlight=False, soft_wrap=True)
+ERR = console(stderr=True, highlight=False, soft_wrap=True)
 
 File = Annotated[Path, typer.Argument(help="The YAML run file.", metavar="FILE")]
 Overrides = Annotated[

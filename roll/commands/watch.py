@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from roll.core.errors import DataError, UserError
 from roll.output_dir.summary import FILE, read_summary
+from roll.platform.terminal import console
 from roll.report.health.alarms import Alarm, alarms
 from roll.report.health.rules import RULES
 from roll.report.live.progress import progress, session_of
@@ -90,13 +91,13 @@ def watch(folder: Path, *, once: bool = False) -> None:
         DataError: the run has ended without a record.
     """
     watched = Watch(folder)
-    console = Console(highlight=False)
+    out = console(highlight=False)
     if once:
-        console.print(watched.screen(watched.run()))
+        out.print(watched.screen(watched.run()))
         return
-    if not console.is_terminal:
+    if not out.is_terminal:
         raise UserError("the output is no terminal: take --once, --serve, or roll report")
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=out, auto_refresh=False) as live:
         while _show(watched, live):
             time.sleep(EVERY_S)
 

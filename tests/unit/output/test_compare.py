@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,6 +103,22 @@ def test_values_that_are_not_finite_are_told_as_they_are(tmp_path: Path) -> None
 def test_names_of_runs_are_not_read_as_markup(tmp_path: Path) -> None:
     folders = [a_run(tmp_path / name, run_records(), lr=i) for i, name in enumerate(("[red]", "b"))]
     assert "[red]" in compare(*folders)[1]
+
+
+def test_a_pipe_gets_whole_lines_and_a_given_width_holds(tmp_path: Path) -> None:
+    long = "x" * 150
+    folders = [a_run(tmp_path / "a", run_records()), a_run(tmp_path / "b", run_records(), who=long)]
+    command = [sys.executable, "-m", "roll.cli", "compare", *map(str, folders)]
+    environ = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+
+    def printed(environ: dict[str, str]) -> str:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert long in printed(environ)
+    narrow = printed(environ | {"COLUMNS": "60"})
+    assert max(map(len, narrow.splitlines())) <= 60
 
 
 def test_one_run_or_the_same_twice_cannot_be_compared(runs: list[Path], tmp_path: Path) -> None:
