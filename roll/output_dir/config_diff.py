@@ -24,6 +24,21 @@ EXPECTED = (
 )
 """Keys that may differ: they set how long a run is, where it runs and what it leaves behind. So may
 the environment variables of a role."""
+NOT_SET = "not set"
+"""What stands for the value of a key that a config does not have."""
+
+
+def in_words(value: Any) -> str:
+    """Return the value of a setting as people read it: null is `none`, and a list, mapping or text
+    without content is `empty`."""
+    if value is None:
+        return "none"
+    return "empty" if value in ("", [], {}) else str(value)
+
+
+def value_at(settings: Mapping[str, Any], key: str) -> str:
+    """Return the value of a dotted key of `leaves` in words; `NOT_SET` if it is not there."""
+    return in_words(settings[key]) if key in settings else NOT_SET
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
@@ -43,7 +58,7 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     then = dict(leaves(settings_of(file)))
     now = dict(leaves(config.model_dump(mode="json")))
     return [
-        f"{key}: {then.get(key, 'unset')} -> {now.get(key, 'unset')}"
+        f"{key}: {value_at(then, key)} -> {value_at(now, key)}"
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key) and not _may_differ(key)
     ]

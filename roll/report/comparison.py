@@ -11,6 +11,7 @@ from statistics import fmean
 
 from roll.config import load_config
 from roll.core.errors import UserError
+from roll.output_dir.config_diff import NOT_SET
 from roll.report.facts import settings_not_default
 from roll.report.glance import ROWS
 from roll.report.groups import RunGroup, differences
@@ -99,7 +100,7 @@ def settings_rows(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     chosen = [_chosen(run) for run in runs]
     found = []
     for key, values in differences(runs):
-        partly = "unset" in values
+        partly = NOT_SET in values
         if key == "output_dir" or (partly and not any(c is None or key in c for c in chosen)):
             continue
         mine = dict(zip((run.name for run in runs), values, strict=True))

@@ -8,7 +8,7 @@ from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.step_plan import device_map, plan_lines
 from roll.core.errors import UserError
-from roll.output_dir.config_diff import leaves
+from roll.output_dir.config_diff import in_words, leaves
 from roll.report.groups import differences
 from roll.report.markup import Markup, element, join
 from roll.report.read import Run
@@ -40,7 +40,7 @@ def _of_run(run: Run, *, open_: bool) -> Markup:
         config = load_config(run.folder / "config.yaml", import_code=False).config
     except (UserError, OSError) as error:
         rows.append(("settings", f"not understood by this version of roll: {error}"))
-        rows += [(key, str(value)) for key, value in leaves(run.config)]
+        rows += [(key, in_words(value)) for key, value in leaves(run.config)]
     else:
         rows += [(f"pool {pool}", ", ".join(roles)) for pool, roles in device_map(config).items()]
         rows += [("plan", line) for line in plan_lines(config)]
@@ -79,7 +79,7 @@ def settings_not_default(config: RunConfig) -> list[tuple[str, str]]:
     """Return the settings that are not defaults, by dotted key, and the kinds of parts."""
     own = {key for key, _ in leaves(config.model_dump(mode="json", exclude_defaults=True))}
     return [
-        (key, str(value))
+        (key, in_words(value))
         for key, value in leaves(config.model_dump(mode="json"))
         if key in own or (key.split(".")[-1] in _ALWAYS and value is not None)
     ]

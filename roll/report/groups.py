@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.output_dir.config_diff import EXPECTED, leaves
+from roll.output_dir.config_diff import EXPECTED, NOT_SET, leaves, value_at
 from roll.report.read import Run
 
 
@@ -51,8 +51,13 @@ def _label(runs: Sequence[Run]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ, by dotted key, with the value of each run."""
+    """Return the settings that differ, by dotted key, with the value of each run in words. An empty
+    list or mapping that has entries in another run is told by these."""
     settings = [dict(leaves(run.config)) for run in runs]
     keys = sorted({key for each in settings for key in each})
-    rows = [(key, [str(each.get(key, "unset")) for each in settings]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    outer = {key[:at] for key in keys for at, sign in enumerate(key) if sign == "."}
+    found = []
+    for key in keys:
+        if key not in outer and len({repr(each.get(key, NOT_SET)) for each in settings}) > 1:
+            found.append((key, [value_at(each, key) for each in settings]))
+    return found

@@ -71,6 +71,19 @@ def test_settings_that_differ_are_told_without_folders_and_seeds_are_one(runs: l
     }
 
 
+def test_settings_without_a_value_are_told_in_words(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"tags": [], "words": "", "limit": None},
+        {"tags": ["a"], "words": "some", "limit": "none"},
+    ]
+    folders = [a_run(tmp_path / f"r{i}", run_records(), **one) for i, one in enumerate(odd)]
+    told = json.loads(compare(*folders, "--json")[1])["settings"]
+    assert "tags" not in told, "an empty list is told by the entries that others have"
+    assert told["tags.0"] == {"r0": "not set", "r1": "a"}
+    assert told["words"] == {"r0": "empty", "r1": "some"}
+    assert told["limit"] == {"r0": "none", "r1": "none"}, "null is another value than a text"
+
+
 def test_the_terminal_shows_alarms_settings_and_curves(runs: list[Path]) -> None:
     code, output = compare(*runs)
     assert code == 0, output

@@ -70,12 +70,17 @@ class Page(HTMLParser):
 
 
 def a_run(
-    folder: Path, records: Sequence[dict[str, Any]], *, seed: int = 0, lr: float = 1e-3
+    folder: Path,
+    records: Sequence[dict[str, Any]],
+    *,
+    seed: int = 0,
+    lr: float = 1e-3,
+    **more: object,
 ) -> Path:
     """Write what a run of records leaves behind."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    config = {"seed": seed, "max_steps": 120, "output_dir": str(folder), "lr": lr}
+    config = {"seed": seed, "max_steps": 120, "output_dir": str(folder), "lr": lr, **more}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
 
