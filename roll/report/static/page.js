@@ -59,19 +59,17 @@ function ticks(low, high) {
   return found;
 }
 
+const range = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
 function scale(lines, panel) {
-  let steps = [Infinity, -Infinity], values = [Infinity, -Infinity];
-  for (const one of lines) for (const point of one.points) {
-    steps = [Math.min(steps[0], point.step), Math.max(steps[1], point.step)];
-    for (const value of [point.low, point.high]) {
-      if (!finite(value) || (panel.log && value <= 0)) continue;
-      values = [Math.min(values[0], value), Math.max(values[1], value)];
-    }
-  }
-  if (values[0] > values[1]) values = panel.log ? [1, 10] : [0, 1];
-  const log = panel.log && values[1] / values[0] > 10;
+  const points = lines.flatMap((one) => one.points);
+  const ends = points.flatMap((point) => [point.low, point.high]).filter(finite);
+  const positive = range(ends.filter((value) => value > 0));
+  const log = panel.log && positive[1] / positive[0] > 10;
+  const steps = range(points.map((point) => point.step)), values = log ? positive : range(ends);
   if (panel.kind === "stack") values[0] = 0;
   let [low, high] = log ? values.map(Math.log10) : values;
+  if (low === 0 && high === 0) high = 1;
   if (low === high) { const more = Math.abs(low) * 0.1 || 1; low -= more; high += more; }
   if (!log && low > 0 && low < 0.4 * high) low = 0;
   if (steps[0] === steps[1]) steps[1] += 1;
@@ -166,11 +164,16 @@ function chart(holder, panel, names, groups, title) {
   if (!lines.length) return;
   const shortNames = told(names);
   const labels = lines.map((one) => groups.length > 1 ? data.groups[one.group].label : shortNames[names.indexOf(one.name)]);
+  const known = lines.some((one) => one.points.some((point) => finite(point.mean)));
   if (panel.kind === "stack") lines = stacked(lines);
   const made = box("div", holder, undefined, "chart");
   box("h3", made, title);
   if (panel.hint) box("div", made, panel.hint, "dim");
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title }, made);
+  if (!known) {
+    svg("text", { x: W / 2, y: H / 2, "text-anchor": "middle" }, root, "no values");
+    return;
+  }
   const at = scale(lines, panel);
   axes(root, at);
   const usable = (point) => finite(point.mean) && !(at.log && point.low <= 0);

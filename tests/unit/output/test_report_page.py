@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -237,17 +239,48 @@ def test_what_a_policy_writes_is_shown_and_never_runs(tmp_path: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 
+def drawn_by_a_browser(run: Path, folder: Path) -> str:
+    """The page of a run after its script has drawn the charts."""
+    path = write_report([run], None)
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'b'}")
+    command = [str(CHROMIUM), *options, "--virtual-time-budget=2000", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stdout[done.stdout.index("<html") :]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_chart_without_values_says_so_and_zeros_lie_on_the_axis(tmp_path: Path) -> None:
+    unlike = {"entropy": math.nan, "approx_kl": 0.0, "grad_norm": 0.0}
+    records = [record | unlike for record in run_records()]
+    text = drawn_by_a_browser(a_run(tmp_path / "run", records), tmp_path)
+
+    def chart(title: str) -> Page:
+        [found] = re.findall(rf'<svg [^>]*aria-label="{title}".*?</svg>', text)
+        return Page(found)
+
+    empty = chart("Entropy")
+    assert [said for _, said in empty.texts] == ["no values"]
+    assert [tag for tag, _ in empty.elements] == ["svg", "text"]
+    for title in ("KL of a step", "Gradient norm"):
+        shown = chart(title)
+        assert "1" in [said for _, said in shown.texts]
+        assert not any(said.startswith("-") for _, said in shown.texts)
+        heights = {
+            float(point.split(",")[1])
+            for tag, attributes in shown.elements
+            if tag == "polyline"
+            for point in str(attributes["points"]).split()
+        }
+        assert heights == {160.0}, "the lowest line of the chart"
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_a_browser_draws_the_page_and_runs_nothing_of_the_policy(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", run_records())
     keep(run, 0, [a_sample("0/p:1/0", response=ATTACK), a_sample("0/p:1/1", reward=0.0)])
-    path = write_report([run], None)
-    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'b'}")
-    command = [str(CHROMIUM), *options, "--virtual-time-budget=2000", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    drawn = Page(done.stdout[done.stdout.index("<html") :])
-    assert sum(tag == "polyline" for tag, _ in drawn.elements) > 15
-    assert "<title>roll: run</title>" in done.stdout
+    text = drawn_by_a_browser(run, tmp_path)
+    assert sum(tag == "polyline" for tag, _ in Page(text).elements) > 15
+    assert "<title>roll: run</title>" in text
 
 
 def test_pictures_and_turns_are_shown(tmp_path: Path) -> None:
