@@ -1,9 +1,13 @@
-"""Checks that distinguish model names on the Hugging Face hub from paths on this machine."""
+"""Names of models on the Hugging Face hub: what is one, what is on this machine of it, and whether
+the hub answers."""
 
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
+
+from roll.config.errors import ConfigError, nearest
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
@@ -27,3 +31,63 @@ def is_cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
+
+
+def require_hub(name: str, *, url: str | None = None, limit_s: float | None = None) -> None:
+    """Check that a model which is no folder can come from somewhere.
+
+    The hub is asked once. Its client would repeat each of its requests for half a minute, which
+    helps against a busy hub, but not against a network that is not there.
+
+    Args:
+        name: name on the hub.
+        url: address of the hub; None: that of the client (`HF_ENDPOINT`).
+        limit_s: time in which it must answer, in seconds; None: that of the client
+            (`HF_HUB_ETAG_TIMEOUT`).
+
+    Raises:
+        ConfigError: nothing of the model is in the hub's cache, and the hub does not answer.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    files = ("config.json", "tokenizer_config.json")
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+        return
+    url = url or constants.ENDPOINT
+    why = _why_silent(url, float(constants.HF_HUB_ETAG_TIMEOUT) if limit_s is None else limit_s)
+    if why is not None:
+        raise ConfigError(
+            f"model {name!r}: there is no such folder in {Path.cwd()} and no such model in the "
+            f"hub's cache, and the hub {url} cannot be reached ({why})"
+            f"{nearest(name, models_here())}"
+        )
+
+
+def models_here() -> list[str]:
+    """Return the folders in the current one that hold a model, and the names of the models in the
+    hub's cache."""
+    from huggingface_hub import constants
+
+    folders = sorted(path.parent.name for path in Path().glob("*/config.json"))
+    cached = sorted(path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*"))
+    return folders + [name.removeprefix("models--").replace("--", "/") for name in cached]
+
+
+def _why_silent(url: str, limit_s: float) -> str | None:
+    """Return why a server does not answer, in a line; None if it does, whatever it says."""
+    from huggingface_hub import get_session
+
+    told: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(url, timeout=limit_s)
+            told.append(None)
+        except Exception as error:  # noqa: BLE001 - the client's library has errors of its own
+            told.append(" ".join(f"{type(error).__name__}: {error}".split()))
+
+    # In a thread: nothing else limits the time in which a name is looked up.
+    thread = threading.Thread(target=ask, name="roll-hub", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return told[0] if told else f"no answer within {limit_s:g} s"

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
+from roll.core.hub import models_here, require_hub
 
 LOGGER = logging.getLogger(__name__)
 FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -20,7 +21,10 @@ FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 
 def fetch(
-    models: Iterable[ModelConfig], *, download: Callable[..., Any] = snapshot_download
+    models: Iterable[ModelConfig],
+    *,
+    download: Callable[..., Any] = snapshot_download,
+    reach: Callable[[str], None] = require_hub,
 ) -> None:
     """Download hub models and tokenizers into this machine's cache; skip existing paths.
 
@@ -32,6 +36,7 @@ def fetch(
 
     Args:
         download: function of the hub's client, replaceable for tests.
+        reach: function that refuses what is not here if the hub does not answer; likewise.
 
     Raises:
         ConfigError: the hub cannot be reached, or it has no such model.
@@ -43,6 +48,7 @@ def fetch(
         if Path(path).expanduser().exists():
             continue
         LOGGER.info("%s: making sure that its files are on this machine", path)
+        reach(path)
         try:
             download(path, allow_patterns=FILES)
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -50,10 +56,5 @@ def fetch(
             raise ConfigError(
                 f"model {path!r} is no folder here, and could not be taken from the hub "
                 f"({reason}); what has arrived is kept, so that the same command goes on from "
-                f"there{nearest(path, _checkpoints_here())}"
+                f"there{nearest(path, models_here())}"
             ) from error
-
-
-def _checkpoints_here() -> list[str]:
-    """Return the names of the folders in the current one that hold a model."""
-    return sorted(path.parent.name for path in Path().glob("*/config.json"))

@@ -29,7 +29,7 @@ from transformers import (
 
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.core.hub import may_be_on_hub
+from roll.core.hub import may_be_on_hub, require_hub
 from roll.models.deferred.checkpoint import deferred_tensors
 from roll.models.deferred.tensor import realize_buffers
 from roll.models.kernels.attention import implementation
@@ -357,12 +357,8 @@ def _logit_cap(config: PreTrainedConfig) -> float | None:
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:
-    """Raise ConfigError if `path` is a file, or no folder and cannot be a name on the hub.
-
-    Args:
-        path: `model.path` or `model.tokenizer`.
-        model: tells what makes the folder (`made_by`), for the message.
-    """
+    """Raise ConfigError unless `path`, of a model or of its tokenizer, is a folder, or can be taken
+    from the hub. The message names what makes the folder (`made_by`)."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return
@@ -371,6 +367,7 @@ def _check_folder(path: str, model: ModelConfig) -> None:
     if model.made_by is not None or not may_be_on_hub(path):
         hint = f"; make it with: {model.made_by}" if model.made_by else ""
         raise ConfigError(f"model path {path!r} does not exist (looked in {Path.cwd()}){hint}")
+    require_hub(path)
 
 
 def _what_failed(what: str, path: str, error: Any) -> str:

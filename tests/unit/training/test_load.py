@@ -61,7 +61,7 @@ def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_hub_name_that_cannot_be_fetched_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"no model 'no-such-org/no-such-model'.*hub"):
+    with pytest.raises(ConfigError, match=r"model 'no-such-org/no-such-model'.*hub"):
         load_causal_lm(ModelConfig(path="no-such-org/no-such-model"))
 
 
