@@ -9,6 +9,8 @@ from pathlib import Path
 from roll.commands.begin.answers import GENERATING, Answers
 from roll.commands.begin.columns import CLASSES
 
+TRAINED, HELD_OUT = "[0, 0.98]", "[0.98, 1]"
+"""Parts of the data, of which the second is for validation."""
 _HEAD = """\
 # Written by `roll init`. All keys, with their defaults: roll show {name}. What is wrong in here:
 # roll check {name}.
@@ -60,12 +62,16 @@ algorithm:
 """
 _END = """\
 # Rows that are in no training data tell how much is learned.
-# validation:
+{parts}# validation:
 #   every: 20
 #   sets:
 #     held_out: {{{held_out}}}
 
 checkpoint: {{every: 20, keep_last: 2}}
+"""
+_PARTS = """\
+# A hash of the question can choose them: remove the `#` here, and before `part` in `data.sources`.
+# Small data needs a larger part, such as [0.8, 1] here and [0, 0.8] there; or name another file.
 """
 
 
@@ -91,6 +97,7 @@ def run_file(answers: Answers, out: Path) -> str:
         "lr": "1.0e-6" if answers.pipeline == "dpo" else "1.0e-5",
         "reward": quoted(answers.reward or ""),
         "held_out": _held_out(answers),
+        "parts": "" if answers.data.seeds is not None else _PARTS,
     }
     parts = [_HEAD]
     if answers.pipeline in GENERATING:
@@ -158,6 +165,7 @@ def _source(answers: Answers) -> str:
     if data.seeds is not None:
         return f"    - seeds: {data.seeds}         # tasks that the environment makes\n"
     lines = [f"    - path: {quoted(data.path)}"]
+    lines.append(f"      # part: {TRAINED}   # the other rows are for `validation`, below")
     if columns:
         lines.append(f"      columns: {columns}")
     others = [name for name in data.first or () if name not in answers.columns.values()]
@@ -176,7 +184,8 @@ def _held_out(answers: Answers) -> str:
     if answers.data.seeds is not None:
         return "seeds: 100, first_seed: 1000000"
     columns = _columns(answers)
-    return "path: held_out.jsonl" + (f", columns: {columns}" if columns else "")
+    path = f"path: {quoted(answers.data.path)}, part: {HELD_OUT}"
+    return path + (f", columns: {columns}" if columns else "")
 
 
 def _prompts(answers: Answers, ranks: int) -> str:

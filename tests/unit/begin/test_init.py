@@ -140,6 +140,36 @@ def test_proposals_end_in_the_file(folder: Path, tmp_path: Path) -> None:
     assert config.loss.kind == "kto"
 
 
+@pytest.mark.parametrize("pipeline", list(PIPELINES))
+def test_with_its_comments_the_file_holds_out_a_part_of_the_rows(
+    pipeline: str, folder: Path, tmp_path: Path
+) -> None:
+    kinds = {
+        "sft": "talked",
+        "distill": "completed",
+        "dpo": "preferred",
+        "reward_model": "preferred",
+    }
+    data = folder / f"{kinds.get(pipeline, 'asked')}.jsonl"
+    out = tmp_path / "run.yaml"
+    flags = ["--model", "a/b", "--data", str(data), "--pipeline", pipeline]
+    if pipeline in ("agentic", "distill"):
+        flags += ["--reward", {"agentic": "calculator", "distill": "a/c"}[pipeline]]
+    code, told = init(out, *flags, "--yes")
+    assert code == 0, told
+    before, _, after = out.read_text().partition("# validation:")
+    begun = before.replace("# part:", "part:")
+    assert begun != before
+    uncommented = "".join(line.removeprefix("# ") + "\n" for line in after.splitlines()[1:4])
+    rest = "\n".join(after.splitlines()[4:])
+    out.write_text(f"{begun}validation:\n{uncommented}{rest}\n")
+    config: Any = load_config(out).config
+    [source], held_out = config.data.sources, config.validation.sets["held_out"]
+    assert (source.part, held_out.part) == ((0, 0.98), (0.98, 1))
+    assert held_out.path == source.path == str(data)
+    assert held_out.columns == source.columns
+
+
 @pytest.mark.parametrize(
     ("row", "kwargs"),
     [
