@@ -5,6 +5,11 @@ of an engine are grandchildren. All descendants inherit the worker's token in th
 variables. The worker itself has the token there, or, if the fork server made it, as the name of an
 open file.
 
+Python's resource tracker is the last to end. It alone knows the names of shared memory and
+semaphores in /dev/shm that its processes have made, as those of vLLM do, and it removes them when
+all of these have ended. If it were killed with them, their memory would be taken until the machine
+is started again. A name says nothing of its owner, so nobody else could remove it safely.
+
 The reaper leaves the process tree of the worker at once, because Ray kills that tree. It sleeps
 until the worker has ended, kills all processes that carry the token, and exits. The driver has a
 reaper, too, which ends Ray. This file is run with `python -I -S`, so it imports only small modules.
@@ -30,6 +35,9 @@ in the kernel."""
 LOOKS = 3
 """Number of consecutive searches without a match after which no marked process is left. One is not
 enough, because a process may start while the list of processes is read."""
+
+TRACKER_S = 5.0
+"""Time in which resource trackers must end after all other processes, in seconds."""
 
 LATE_LOOKS = 10
 """Number of further searches of a reaper, one a second; nobody waits for them. Ray starts an agent
@@ -60,10 +68,14 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def kill_marked(token: str) -> set[Process]:
-    """Kill all processes that carry `token` (see `start_reaper`), except this one; return them.
-    Without /proc none is found."""
-    found = set[Process]()
+def kill_marked(token: str, *, spare_trackers: bool = False) -> tuple[set[Process], set[Process]]:
+    """Kill all processes that carry `token` (see `start_reaper`), except this one; return those
+    that were killed, and those that were spared. Without /proc none is found.
+
+    Args:
+        spare_trackers: leave Python's resource trackers alone.
+    """
+    killed, spared = set[Process](), set[Process]()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -71,12 +83,20 @@ def kill_marked(token: str) -> set[Process]:
             if not _carries(f"/proc/{name}", token):
                 continue
             begun = started(int(name))
-            os.kill(int(name), signal.SIGKILL)
+            spare = spare_trackers and _is_tracker(f"/proc/{name}")
+            if not spare:
+                os.kill(int(name), signal.SIGKILL)
         except OSError:  # ended meanwhile, or of another user
             continue
         if begun is not None:
-            found.add((int(name), begun))
-    return found
+            (spared if spare else killed).add((int(name), begun))
+    return killed, spared
+
+
+def _is_tracker(process: str) -> bool:
+    """Return whether the process with this folder in /proc is a resource tracker of Python."""
+    with open(f"{process}/cmdline", "rb") as command:
+        return b"resource_tracker" in command.read()
 
 
 def _carries(process: str, token: str) -> bool:
@@ -95,21 +115,34 @@ def _carries(process: str, token: str) -> bool:
     return False
 
 
-def end_marked(token: str, timeout_s: float, killed: Collection[Process] = ()) -> bool:
+def end_marked(
+    token: str,
+    timeout_s: float,
+    killed: Collection[Process] = (),
+    *,
+    tracker_s: float = TRACKER_S,
+) -> bool:
     """Kill all processes that carry `token` (see `start_reaper`) until none is left. Return False
     if some are left after `timeout_s` seconds.
 
     Args:
         killed: processes that were killed before. One that ends shows no environment any more, but
             may still have its devices, so they are waited for, too.
+        tracker_s: time in which resource trackers must end after all others, in seconds.
     """
     empty = 0
     dying = set(killed)
     deadline = time.monotonic() + timeout_s
+    alone_since: float | None = None
     while empty < LOOKS and time.monotonic() < deadline:
-        found = kill_marked(token)
+        waits = alone_since is None or time.monotonic() < alone_since + tracker_s
+        found, trackers = kill_marked(token, spare_trackers=waits)
         dying = {each for each in dying | found if started(each[0]) == each[1]}
-        empty = 0 if found or dying else empty + 1
+        if found or dying:
+            alone_since = None
+        elif trackers and alone_since is None:
+            alone_since = time.monotonic()
+        empty = 0 if found or dying or trackers else empty + 1
         time.sleep(0.05)
     return empty == LOOKS
 

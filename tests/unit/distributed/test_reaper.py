@@ -9,8 +9,10 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roll.distributed.on_ray.environment import FOR_ALL_ACTORS, RAY_VARIABLES, RUN_TOKEN
@@ -90,6 +92,56 @@ def test_a_process_with_the_id_of_an_ended_one_is_another(
     bystander: subprocess.Popen[bytes],
 ) -> None:
     assert end_marked(f"MARK={uuid.uuid4().hex}", 60, {(bystander.pid, "1")})
+
+
+SHARING = """
+import multiprocessing, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=1 << 20)
+lock = multiprocessing.get_context("spawn").Lock()
+print(memory.name.lstrip("/"), "sem." + lock._semlock.name.lstrip("/"), flush=True)
+time.sleep(600)
+"""
+
+
+def sharing(token: str) -> tuple[subprocess.Popen[bytes], list[Path]]:
+    """A process with shared memory and a semaphore, and the files of both."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHARING], env={"MARK": token}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    files = [Path("/dev/shm", name) for name in process.stdout.readline().decode().split()]
+    assert [file.exists() for file in files] == [True, True]
+    return process, files
+
+
+def test_killed_processes_leave_no_shared_memory() -> None:
+    token = uuid.uuid4().hex
+    process, files = sharing(token)
+    others = [SharedMemory(create=True, size=1) for _ in range(2)]
+    try:
+        assert end_marked(f"MARK={token}", timeout_s=60)
+        assert process.wait(timeout=1) == -signal.SIGKILL
+        assert [file.exists() for file in files] == [False, False]
+        assert all(Path("/dev/shm", each.name).exists() for each in others)
+    finally:
+        for each in others:
+            each.close()
+            each.unlink()
+
+
+def test_a_tracker_that_does_not_end_is_killed() -> None:
+    token = uuid.uuid4().hex
+    process, files = sharing(token)
+    [tracker] = (child.pid for child in psutil.Process(process.pid).children())
+    os.kill(tracker, signal.SIGSTOP)
+    try:
+        assert end_marked(f"MARK={token}", timeout_s=60, tracker_s=0.2)
+        assert started(tracker) is None
+        assert process.wait(timeout=1) == -signal.SIGKILL
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def test_nothing_to_end_is_the_end_too() -> None:
