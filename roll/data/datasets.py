@@ -190,6 +190,12 @@ def identity(prompt: Prompt) -> list[Any]:
     return [*told, dict(prompt.extra)] if prompt.extra else told
 
 
+def content_of(prompt: Prompt) -> tuple[list[Sequence[int]], list[str]]:
+    """Return the tokens of a prompt, as those of one sequence, and the identities of its
+    pictures."""
+    return [prompt.tokens], identities(prompt.pictures) if prompt.pictures else []
+
+
 def source_prompts(
     name: str,
     source: SourceConfig,

@@ -367,9 +367,10 @@ def _note_unknown(
         tally.unknown.note([piece for _ in row.conversations for piece in next(each)], row.place)
 
 
-def tokens_of(example: Example) -> list[tuple[int, ...]]:
-    """Return the tokens of each sequence."""
-    return [sequence.tokens for sequence in example.sequences]
+def content_of(example: Example) -> tuple[list[tuple[int, ...]], list[str]]:
+    """Return the tokens of each sequence, and the identities of all pictures."""
+    pictures = [identities(each.pictures) for each in example.sequences if each.pictures]
+    return [sequence.tokens for sequence in example.sequences], list(itertools.chain(*pictures))
 
 
 def identity(example: Example) -> list[Any]:

@@ -21,7 +21,7 @@ from roll.core.batches import TrainBatch
 from roll.core.errors import RollError
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.chat.templates import DatedTokenizer
-from roll.data.examples import Example, identity, load_preferences, load_texts, tokens_of
+from roll.data.examples import Example, content_of, identity, load_preferences, load_texts
 from roll.data.mixing import Sampler
 from roll.data.preparation.overlap import without_overlap
 from roll.data.store.load import RowStore
@@ -67,7 +67,7 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
         assert isinstance(config, PreferenceConfig)
         train = load_preferences(config.data.sources, config.data, dated, seen, store)
         held_out = load_preferences(config.validation.sets, config.data, dated, seen, store)
-    train = without_overlap(train, held_out, config.data.overlap, tokens_of, identity)
+    train = without_overlap(train, held_out, config.data.overlap, content_of, identity)
     return RunData(tokenizer, train, held_out, moment)
 
 

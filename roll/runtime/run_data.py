@@ -19,7 +19,7 @@ from roll.config.sections.strategy import NO_PICTURES, EngineConfig, SglangConfi
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
-from roll.data.datasets import Dataset, Item, Source, identity, load_prompts
+from roll.data.datasets import Dataset, Item, Source, content_of, identity, load_prompts
 from roll.data.pictures.placeholders import Placeholders
 from roll.data.preparation.overlap import without_overlap
 from roll.data.store.load import RowStore
@@ -90,7 +90,7 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     sets = load_prompts(config.validation.sets, config.data, dated, seen, store=store)
     held_out = apart(sets, train)
     rule = config.data.overlap
-    train = without_overlap(train, held_out, rule, lambda row: [row.tokens], identity)
+    train = without_overlap(train, held_out, rule, content_of, identity)
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.core.types import Prompt
 from roll.data.datasets import Source
-from roll.data.preparation.overlap import TokensOf, hashes_of
+from roll.data.preparation.overlap import ContentOf, hashes_of
 
 SHOWN = 3
 """Largest number of contradictions that are kept."""
@@ -15,18 +15,18 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A prompt with the tokens of an earlier one, but another expected answer."""
+    """A prompt with the tokens and pictures of an earlier one, but another expected answer."""
 
     id: str
     answer: str
     earlier_id: str
-    """Id of the first prompt with these tokens."""
+    """Id of the first such prompt."""
     earlier_answer: str
 
 
 @dataclass
 class Duplicates:
-    """Rows with the tokens of an earlier row of the source."""
+    """Rows with the tokens and pictures of an earlier row of the source."""
 
     rows: int = 0
     first: tuple[str, str] | None = None
@@ -37,12 +37,12 @@ class Duplicates:
     """The first ones."""
 
 
-def duplicates_of(source: Source[Any], tokens: TokensOf) -> Duplicates:
+def duplicates_of(source: Source[Any], content: ContentOf) -> Duplicates:
     """Return the duplicates of a source. Answers are compared without white space around them;
     texts and pairs have none."""
     found = Duplicates()
     seen: dict[bytes, int] = {}
-    for place, digest in enumerate(hashes_of(source.items, tokens)):
+    for place, digest in enumerate(hashes_of(source.items, content)):
         earlier = seen.setdefault(digest, place)
         if earlier == place:
             continue

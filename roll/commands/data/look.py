@@ -15,9 +15,10 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
+from roll.data import datasets, examples
 from roll.data.datasets import Dataset, Source, SourceReport
-from roll.data.examples import Example, tokens_of
-from roll.data.preparation.overlap import Overlap, Rule, TokensOf, overlaps, without
+from roll.data.examples import Example
+from roll.data.preparation.overlap import ContentOf, Overlap, Rule, overlaps, without
 from roll.pipeline.offline import load_offline
 from roll.runtime.run_data import RunData, load_data
 
@@ -101,9 +102,10 @@ def look_at(config: RunConfig, rows: int) -> Look:
     rule = config.data.overlap
     if isinstance(whole, RlvrBase):
         limit = whole.data.max_prompt_tokens
-        return _looked(load_data(whole), _prompt_tokens, _prompt, limit, rows, rule)
+        return _looked(load_data(whole), datasets.content_of, _prompt, limit, rows, rule)
     assert isinstance(whole, OfflineConfig)
-    return _looked(load_offline(whole), tokens_of, _example, whole.data.max_tokens, rows, rule)
+    limit = whole.data.max_tokens
+    return _looked(load_offline(whole), examples.content_of, _example, limit, rows, rule)
 
 
 Show = Callable[[Any, Any], ShownRow]
@@ -111,16 +113,16 @@ Show = Callable[[Any, Any], ShownRow]
 
 
 def _looked(
-    data: RunData[Any], tokens: TokensOf, show: Show, limit: int, rows: int, rule: Rule
+    data: RunData[Any], content: ContentOf, show: Show, limit: int, rows: int, rule: Rule
 ) -> Look:
     """Return the look at loaded rows; see `look_at`."""
     parts: list[tuple[Dataset[Any], bool]] = [(data.train, False), (data.held_out, True)]
     sources = [
-        _source(source, report, held, tokens, lambda row: show(row, data.tokenizer), rows)
+        _source(source, report, held, content, lambda row: show(row, data.tokenizer), rows)
         for dataset, held in parts
         for source, report in zip(dataset.sources, dataset.report, strict=True)
     ]
-    found = overlaps(data.train, data.held_out, tokens)
+    found = overlaps(data.train, data.held_out, content)
     told = [str(each) for each in found]
     if found:
         told.append(_consequence(data, found, rule))
@@ -144,7 +146,7 @@ def _source(
     source: Source[Any],
     report: SourceReport,
     held_out: bool,
-    tokens: TokensOf,
+    content: ContentOf,
     show: Callable[[Any], ShownRow],
     rows: int,
 ) -> SourceLook:
@@ -160,7 +162,7 @@ def _source(
         median=lengths[len(lengths) // 2],
         longest=report.longest_tokens,
         histogram=histogram(lengths),
-        duplicates=duplicates_of(source, tokens),
+        duplicates=duplicates_of(source, content),
         rows=[show(source.items[i * len(source.items) // count]) for i in range(count)],
     )
 
@@ -186,10 +188,6 @@ def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
         (start, last, bisect_right(ordered, last) - bisect_left(ordered, start))
         for start, last in zip(starts, lasts, strict=True)
     ]
-
-
-def _prompt_tokens(prompt: Prompt) -> list[Sequence[int]]:
-    return [prompt.tokens]
 
 
 def _prompt(prompt: Prompt, tokenizer: Any) -> ShownRow:

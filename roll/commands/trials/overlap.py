@@ -11,8 +11,8 @@ from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
+from roll.data import datasets, examples
 from roll.data.datasets import Dataset, Source
-from roll.data.examples import tokens_of
 from roll.data.preparation.overlap import judged, overlaps, without
 from roll.data.sources import resolve_format
 from roll.data.store.key import files_of, states_of
@@ -54,9 +54,9 @@ def _judge(
 ) -> None:
     """Note the overlap; DataError if the run would not start because of it."""
     if isinstance(config, RlvrBase):
-        found = overlaps(train, apart(held, train), lambda row: [row.tokens])
+        found = overlaps(train, apart(held, train), datasets.content_of)
     else:
-        found = overlaps(train, held, tokens_of)
+        found = overlaps(train, held, examples.content_of)
     if not found:
         return
     rule = config.data.overlap

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from roll.core.errors import DataError
 from roll.data.datasets import Dataset, Item, Source, SourceReport, fingerprint
-from roll.data.store.making import tokens_hash
+from roll.data.store.making import content_hash
 from roll.data.store.rows import StoredRows
 
 log = logging.getLogger(__name__)
@@ -17,13 +17,15 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row", bound=Item)
 Rule = Literal["warn", "drop", "refuse"]
 """Values of `data.overlap`."""
-TokensOf = Callable[[Any], Sequence[Sequence[int]]]
-"""Function that returns the tokens of a row: of a prompt, or of each sequence."""
+ContentOf = Callable[[Any], tuple[Sequence[Sequence[int]], Sequence[str]]]
+"""Function that returns the tokens of a row, of a prompt or of each sequence, and the identities of
+its pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Rows of one training source whose tokens are those of a row of one validation set."""
+    """Rows of one training source whose tokens and pictures are those of a row of one validation
+    set."""
 
     source: str
     held_out: str
@@ -45,7 +47,7 @@ def without_overlap(
     train: Dataset[Row],
     held_out: Dataset[Row],
     rule: Rule,
-    tokens_of: TokensOf,
+    content_of: ContentOf,
     identity: Callable[[Row], list[Any]],
 ) -> Dataset[Row]:
     """Return the training data, without rows of validation sets if `rule` is `drop`.
@@ -56,7 +58,7 @@ def without_overlap(
     Raises:
         DataError: there are such rows and `rule` is `refuse`; or no other rows are left.
     """
-    found = overlaps(train, held_out, tokens_of)
+    found = overlaps(train, held_out, content_of)
     if not found:
         return train
     log.warning("%s", judged(found, rule))
@@ -100,17 +102,17 @@ def without(train: Dataset[Row], found: Sequence[Overlap]) -> tuple[Source[Row],
     return tuple(sources)
 
 
-def overlaps(train: Dataset[Row], held_out: Dataset[Row], tokens_of: TokensOf) -> list[Overlap]:
+def overlaps(train: Dataset[Row], held_out: Dataset[Row], content_of: ContentOf) -> list[Overlap]:
     """Return the overlap of each training source with each validation set, where there is one."""
     found = []
     for held in held_out.sources:
         known: dict[bytes, int] = {}
-        for place, digest in enumerate(hashes_of(held.items, tokens_of)):
+        for place, digest in enumerate(hashes_of(held.items, content_of)):
             known.setdefault(digest, place)
         for source in train.sources:
             same = [
                 (place, known[digest], digest)
-                for place, digest in enumerate(hashes_of(source.items, tokens_of))
+                for place, digest in enumerate(hashes_of(source.items, content_of))
                 if digest in known
             ]
             if same:
@@ -121,12 +123,12 @@ def overlaps(train: Dataset[Row], held_out: Dataset[Row], tokens_of: TokensOf) -
     return found
 
 
-def hashes_of(items: Sequence[Any], tokens_of: TokensOf) -> Iterator[bytes]:
-    """Yield the hash of the tokens of each row."""
+def hashes_of(items: Sequence[Any], content_of: ContentOf) -> Iterator[bytes]:
+    """Yield the hash of the tokens and pictures of each row."""
     if isinstance(items, StoredRows):
         data = items.hashes.tobytes()
         return (data[at : at + 16] for at in range(0, len(data), 16))
-    return (tokens_hash(tokens_of(item)) for item in items)
+    return (content_hash(*content_of(item)) for item in items)
 
 
 def _without(source: Source[Row], places: Iterable[int]) -> Source[Row]:

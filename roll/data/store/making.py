@@ -144,9 +144,14 @@ def is_json(value: Any) -> bool:
     return False
 
 
-def tokens_hash(sequences: Sequence[Sequence[int]]) -> bytes:
-    """Return a hash of the tokens of all sequences of a row, 16 bytes."""
-    return blake2b(tokens_bytes(sequences), digest_size=16).digest()
+def content_hash(sequences: Sequence[Sequence[int]], pictures: Sequence[str] = ()) -> bytes:
+    """Return a hash of the tokens of all sequences of a row, 16 bytes.
+
+    Args:
+        pictures: identities of the row's pictures, for which its tokens only hold the room.
+    """
+    content = tokens_bytes(sequences) + "".join(pictures).encode()
+    return blake2b(content, digest_size=16).digest()
 
 
 def tokens_bytes(sequences: Sequence[Sequence[int]]) -> bytes:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from roll.commands.data.duplicates import duplicates_of
 from roll.config.sections.data import (
     ColumnsConfig,
     DataConfig,
@@ -31,9 +32,10 @@ from roll.core.errors import ConfigError, DataError
 from roll.core.pictures import PromptTokens
 from roll.core.types import Prompt
 from roll.data.collate import pair_batch, text_batch
-from roll.data.datasets import Dataset, load_prompts
+from roll.data.datasets import Dataset, content_of, load_prompts
 from roll.data.examples import load_preferences, load_texts
 from roll.data.pictures.picture import EncodedPictures
+from roll.data.preparation.overlap import overlaps
 from roll.models.image_processor import load_image_processor
 from roll.runtime.run_data import check_pictures, placeholders
 from roll.workers.pictures.patches import made
@@ -196,6 +198,22 @@ def test_another_picture_is_another_dataset(tmp_path: Path, model: ModelConfig) 
     assert _load(source, model).fingerprint == first
     (tmp_path / "0.png").write_bytes(file_of(coloured(30, 50, seed=9)) + b" ")
     assert _load(source, model).fingerprint != first
+
+
+def test_rows_with_other_pictures_of_the_same_size_do_not_overlap(
+    tmp_path: Path, model: ModelConfig
+) -> None:
+    rows = [{"prompt": "<image>", "images": [f"{name}.png"]} for name in "abcb"]
+    for name, seed in zip("abc", range(3), strict=True):
+        (tmp_path / f"{name}.png").write_bytes(file_of(coloured(56, 56, seed=seed)))
+    held = _load(_source(tmp_path, rows[:1]), model)
+    train = _load(_source(tmp_path, rows[1:]), model)
+    assert len({tuple(prompt.tokens) for prompt in (*train.items, *held.items)}) == 1
+    assert overlaps(train, held, content_of) == []
+    assert duplicates_of(train.sources[0], content_of).first == ("rows:2", "rows:0")
+    again = _load(_source(tmp_path, rows), model)
+    assert [each.places for each in overlaps(again, held, content_of)] == [(0,)]
+    assert overlaps(train, again, content_of)[0].places == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

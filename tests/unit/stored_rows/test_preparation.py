@@ -17,7 +17,7 @@ from roll.config.sections.data import DataConfig, SourceConfig, TextDataConfig
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Message, Prompt
 from roll.data.columns import RawRow, map_row
-from roll.data.datasets import Dataset, identity, load_prompts
+from roll.data.datasets import Dataset, content_of, identity, load_prompts
 from roll.data.examples import load_texts
 from roll.data.preparation.overlap import overlaps, without_overlap
 from roll.data.preparation.parts import lies_in
@@ -172,31 +172,27 @@ def overlapping(store: RowStore | None, folder: Path) -> tuple[Dataset[Prompt], 
     return prompts([{"path": train}], store), prompts([{"path": held}], store)
 
 
-def tokens_of(row: Prompt) -> list[Sequence[int]]:
-    return [row.tokens]
-
-
 def test_rows_that_are_held_out_too_are_named(
     store: RowStore | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train, held = overlapping(store, tmp_path)
-    (found,) = overlaps(train, held, tokens_of)
+    (found,) = overlaps(train, held, content_of)
     assert (found.rows, found.places, found.first) == (2, (1, 2, 3), ("train:1", "held:1"))
     with caplog.at_level(logging.WARNING):
-        assert without_overlap(train, held, "warn", tokens_of, identity) is train
+        assert without_overlap(train, held, "warn", content_of, identity) is train
     assert "2 rows of validation set held are in training source train" in caplog.text
     with pytest.raises(DataError, match="held:1 is train:1"):
-        without_overlap(train, held, "refuse", tokens_of, identity)
+        without_overlap(train, held, "refuse", content_of, identity)
 
 
 def test_rows_that_are_held_out_too_are_left_out(store: RowStore | None, tmp_path: Path) -> None:
     train, held = overlapping(store, tmp_path)
-    kept = without_overlap(train, held, "drop", tokens_of, identity)
+    kept = without_overlap(train, held, "drop", content_of, identity)
     assert [each.id for each in kept.items] == ["train:0", "train:4"]
     assert kept.items[1] == train.items[4] == kept.find("train:4")
     assert kept.tags == {"default": 2}
     assert kept.fingerprint != train.fingerprint
     assert isinstance(kept.sources[0].items, StoredRows) == (store is not None)
-    assert overlaps(kept, held, tokens_of) == []
+    assert overlaps(kept, held, content_of) == []
     with pytest.raises(DataError, match="all of its rows"):
-        without_overlap(train, train, "drop", tokens_of, identity)
+        without_overlap(train, train, "drop", content_of, identity)
