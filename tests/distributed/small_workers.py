@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import torch
@@ -57,6 +58,11 @@ class Spawner(Worker):
         )
         told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
         return int(told.stdout)
+
+    def share_memory(self) -> str:
+        """Shared memory that is kept; its name in /dev/shm."""
+        self.memory = SharedMemory(create=True, size=1)
+        return self.memory.name
 
 
 class Adder(Spawner):

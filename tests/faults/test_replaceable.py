@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,15 @@ def test_a_cluster_with_a_dead_replica_closes_in_order(manager: ResourceManager)
     cluster.close()  # whether or not the death is known by now
     with pytest.raises(WorkerLostError, match="its cluster is closed"):
         cluster.restart(0)
+
+
+def test_replicas_that_are_killed_or_replaced_leave_no_shared_memory(
+    engines: Cluster[Echo],
+) -> None:
+    files = [Path("/dev/shm", name) for name in engines.call_each(Echo.share_memory)]
+    assert [file.exists() for file in files] == [True, True]
+    os.kill(engines.on([0]).call(Echo.pid), signal.SIGKILL)
+    for rank in (0, 1):
+        engines.restart(rank)
+    assert [file.exists() for file in files] == [False, False]
+    assert engines.call_each(Echo.ping) == ["actor_infer[0]", "actor_infer[1]"]
