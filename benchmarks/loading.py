@@ -5,6 +5,7 @@ process of its own.
 
     python benchmarks/loading.py [--parameters 1e9] [--trained-parameters 2.5e8] [--ranks 2,4]
         [--cases fsdp2,fsdp2-tp,zero3,zero2,megatron-tp,megatron-pp] [--models frozen,trained]
+        [--device cpu|cuda]
 
 The table shows, in MB: what a rank keeps of the weights by its layout (`shard`), the largest
 tensor, `bound` (shard + largest + 10 %), the most anonymous memory that any rank had while it
@@ -12,6 +13,9 @@ loaded (`peak`), that in percent of the bound, what it had afterwards (`kept`), 
 the pages of mapped files (`resident`, the kernel's high-water mark). All are above what the process
 had before. Pages of mapped files are the page cache's: the kernel drops them when it needs memory,
 and ranks share them.
+
+With `--device cuda` each rank has a GPU, and the memory is that of the GPU, by the books of
+PyTorch's allocator; `resident` is what the allocator held at most.
 
 A frozen model is bfloat16. A trained one is float32; DeepSpeed and Megatron-Core also make
 gradients, master weights or moments when they start. These are in `kept`, not in `shard`, so
@@ -37,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.peak_memory import PeakMemory
+from benchmarks.peak_memory import meter
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.config.sections.training import ScoreRole, TrainRole
@@ -56,12 +60,15 @@ CASES: dict[str, Any] = {
     "fsdp2-tp": lambda ranks: Fsdp2Config(tp=2),
     "zero3": lambda ranks: DeepspeedConfig(stage=3, bucket_elements=1_000_000),
     "zero2": lambda ranks: DeepspeedConfig(stage=2, bucket_elements=1_000_000),
+    "megatron": lambda ranks: MegatronConfig(),
     "megatron-tp": lambda ranks: MegatronConfig(tp=2, pp=ranks // 2),
     "megatron-pp": lambda ranks: MegatronConfig(pp=ranks),
 }
 """Name of a case -> its strategy on a number of ranks."""
 WHOLE = ("zero2",)
 """Cases whose ranks each have the whole model."""
+ALONE = "megatron"
+"""Case for one rank."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def load(spec: WorkerSpec, folder: Path, *, job: Job, tiny: Path) -> dict[str, i
     group = GroupMembership(spec)
     job.build(spec, tiny).close()
     gc.collect()
-    with PeakMemory() as memory:
+    with meter(spec.platform) as memory:
         strategy = job.build(spec, job.folder)
     strategy.close()
     group.leave()
@@ -150,8 +157,9 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=1e9)
     parser.add_argument("--trained-parameters", type=float, default=2.5e8)
     parser.add_argument("--ranks", default="2,4")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(each for each in CASES if each != ALONE))
     parser.add_argument("--models", default="frozen,trained")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     multiprocessing.set_forkserver_preload(["tests.preloaded"])
     with tempfile.TemporaryDirectory() as temporary:
@@ -170,7 +178,9 @@ def main() -> None:
                     job = Job(case, ranks, trained, model)
                     ranked = partial(load, job=job, tiny=folder / "tiny")
                     results = folder / f"{kind}-{case}-{ranks}"
-                    found = run_ranks(ranks, ranked, results, timeout_s=LIMIT_S)
+                    found = run_ranks(
+                        ranks, ranked, results, timeout_s=LIMIT_S, platform=args.device
+                    )
                     shard = elements * width / (1 if case in WHOLE else ranks)
                     print(_row(job, found, shard, largest * width), flush=True)
 

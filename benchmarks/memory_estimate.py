@@ -1,8 +1,9 @@
 """Comparison of the memory that `roll check` estimates with the memory that ranks really have.
 
-Five random models are trained for two steps on CPUs, each on several ranks with fsdp2.
+Five random models are trained for two steps, each on several ranks with fsdp2: on CPUs, or with
+`--device cuda` on a GPU for each rank, by the books of PyTorch's allocator.
 
-    python benchmarks/memory_estimate.py [--ranks 2] [--models qwen3,llama,...]
+    python benchmarks/memory_estimate.py [--ranks 2] [--models qwen3,llama,...] [--device cpu|cuda]
 
 The table shows, in MB, the estimate of docs/memory.md, the peak of the rank with most (without the
 pages of files, and above what the process had before it loaded the model), and their quotient.
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.peak_memory import PeakMemory, return_freed
+from benchmarks.peak_memory import meter, return_freed
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.commands.memory.formula import Needs, Passes, trained
 from roll.commands.memory.sizes import Learned, sizes_of
@@ -121,7 +122,7 @@ def train(spec: WorkerSpec, results: Path, *, case: Case, model: Path) -> dict[s
         logprob_chunk_tokens=CHUNK,
     )
     gc.collect()
-    with PeakMemory() as memory:
+    with meter(spec.platform) as memory:
         config = ModelConfig(path=str(model), dtype=case.dtype)
         strategy = build_train(role, config, spec, PolicyHead(1.0, CHUNK), total_steps=None)
         for _ in range(STEPS):
@@ -149,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     multiprocessing.set_forkserver_preload(["tests.preloaded"])
     print("| model | estimate | measured | quotient | parts of the estimate |")
@@ -160,7 +162,9 @@ def main() -> None:
             make_model(case, folder)
             needs = estimate(case, folder, args.ranks)
             job = partial(train, case=case, model=folder)
-            found = run_ranks(args.ranks, job, folder / "ranks", timeout_s=LIMIT_S)
+            found = run_ranks(
+                args.ranks, job, folder / "ranks", timeout_s=LIMIT_S, platform=args.device
+            )
         peak = max(each["peak"] for each in found)
         parts = ", ".join(
             f"{part} {getattr(needs, part) / MB:.0f}"

@@ -1,4 +1,4 @@
-"""Meter of the memory that this process has while a block runs, from inside. Linux only."""
+"""Meters of the memory that this process has while a block runs, from inside. Linux only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
+
+import torch
 
 EVERY_S = 0.0005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -67,6 +69,53 @@ class PeakMemory:
     def _read(self) -> None:
         while not self._ended.wait(EVERY_S):
             self._largest = max(self._largest, own_bytes())
+
+
+class PeakDeviceMemory:
+    """The same for the memory of GPU 0, by the books of PyTorch's allocator."""
+
+    def __init__(self) -> None:
+        self._before = self._largest = self._after = self._reserved = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory of the block in tensors, above what there was before it."""
+        return self._largest - self._before
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory in tensors after the block, above what there was before."""
+        return self._after - self._before
+
+    @property
+    def resident_bytes(self) -> int:
+        """Most memory that the allocator held, gaps between tensors included."""
+        return self._reserved
+
+    def __enter__(self) -> PeakDeviceMemory:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.cuda.synchronize()
+        self._largest = torch.cuda.max_memory_allocated()
+        self._reserved = torch.cuda.max_memory_reserved()
+        gc.collect()
+        self._after = torch.cuda.memory_allocated()
+
+
+def meter(platform: str) -> PeakMemory | PeakDeviceMemory:
+    """Return the meter of the memory that models of a platform, `cpu` or `cuda`, live in."""
+    return PeakDeviceMemory() if platform == "cuda" else PeakMemory()
 
 
 def return_freed() -> None:

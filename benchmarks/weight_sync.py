@@ -9,6 +9,8 @@ measured separately.
 
     python benchmarks/weight_sync.py [--pushes 5] [--bucket-mb N] [--layers 24] [--no-vllm]
 
+benchmarks/gpu/pushes.py does the same on one GPU, through CUDA IPC.
+
 Phases, in seconds; they overlap:
 
 * gather: a rank waits for other ranks to make whole tensors; not needed when parts are sent.
@@ -44,6 +46,10 @@ TIMEOUT_S = 900.0
 COPY_BYTES = 256 << 20
 COPIES = 4
 REPLICAS = 2
+HEADER = (
+    f"{'':28} {'GB/s':>6} {'/copy':>6} {'total_s':>7} {'gather':>7} {'pack':>7} "
+    f"{'receive':>8} {'load':>7} {'cpu_s':>7} {'extra MiB':>9}"
+)
 Task = dict[str, Any]
 COPY: Task = {"memcpy": True}
 
@@ -89,7 +95,9 @@ class Cost:
         return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> None:
+def trainer(
+    pipe: Connection, rank: int, world: int, port: int, path: Path, platform: str = "cpu"
+) -> None:
     import torch
 
     from roll.config.sections.model import ModelConfig
@@ -105,7 +113,7 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
 
     torch.set_num_threads(1)
     spec = WorkerSpec(
-        Role.ACTOR_TRAIN, rank, world, (rank,), (rank,), 0, f"127.0.0.1:{port}", 0, "cpu"
+        Role.ACTOR_TRAIN, rank, world, (rank,), (rank,), 0, f"127.0.0.1:{port}", 0, platform
     )
     setup = ModelSetup(
         spec=spec,
@@ -138,9 +146,9 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     serve(pipe, push)
 
 
-def plain_replica(pipe: Connection, index: int) -> None:
-    """Run a plain replica: it receives all tensors into memory that it allocated before, as an
-    engine does for its model. It also measures memcpy on demand."""
+def plain_replica(pipe: Connection, index: int, device: str = "cpu") -> None:
+    """Run a plain replica: it receives all tensors into memory of the device that it allocated
+    before, as an engine does for its model. It also measures memcpy on demand."""
     import torch
 
     from roll.weight_sync.transfer import receive
@@ -148,13 +156,15 @@ def plain_replica(pipe: Connection, index: int) -> None:
     torch.set_num_threads(1)
     own: dict[str, Any] = {}
 
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
-    target = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
 
     def memcpy_s() -> float:
         begun = time.perf_counter()
         for _ in range(COPIES):
             target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
         return (time.perf_counter() - begun) / COPIES
 
     def take(task: Task) -> dict[str, Any]:
@@ -168,7 +178,7 @@ def plain_replica(pipe: Connection, index: int) -> None:
         ):
             for meta in incoming.manifest.tensors:
                 if meta.name not in own:
-                    own[meta.name] = torch.ones(meta.shape, dtype=meta.torch_dtype)
+                    own[meta.name] = torch.ones(meta.shape, dtype=meta.torch_dtype, device=device)
             for _ in incoming.tensors(into=lambda meta: own[meta.name]):
                 pass
         return {
@@ -179,7 +189,7 @@ def plain_replica(pipe: Connection, index: int) -> None:
     serve(pipe, take)
 
 
-def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
+def vllm_replica(pipe: Connection, index: int, path: Path, platform: str = "cpu") -> None:
     from roll.config.sections.model import ModelConfig
     from roll.config.sections.roles import Role
     from roll.config.sections.strategy import VllmConfig
@@ -189,10 +199,13 @@ def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
     from roll.strategy.vllm.engine import VllmEngine
 
     mine = cores()[index % len(cores()) :][:1]
-    spec = WorkerSpec(Role.ACTOR_INFER, index, 2, (index,), mine, 0, "127.0.0.1:1", 0, "cpu")
+    spec = WorkerSpec(Role.ACTOR_INFER, index, 2, (index,), mine, 0, "127.0.0.1:1", 0, platform)
     model = ModelConfig(path=str(path), dtype="bfloat16")
     setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=256)
-    engine = VllmEngine(VllmConfig(), setup)
+    # On a GPU the trainer is beside it, and vLLM refuses to start if its share is not free.
+    beside: dict[str, Any] = {"gpu_memory_utilization": 0.5, "kv_cache_gb": 1.0}
+    config = VllmConfig(**({} if platform == "cpu" else beside))
+    engine = VllmEngine(config, setup)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(engine.start())
     version = 0
@@ -290,7 +303,13 @@ def memcpy_once(replicas: Team) -> tuple[float, float]:
     return COPY_BYTES / found["memcpy_s"] / GB, COPY_BYTES / found["cpu_s"] / GB
 
 
-def report(name: str, rows: list[dict[str, Any]], seconds: list[float], memcpy: float) -> float:
+def report(
+    name: str,
+    rows: list[dict[str, Any]],
+    seconds: list[float],
+    memcpy: float,
+    replicas: int = REPLICAS,
+) -> float:
     """Print one line of the table; return the bandwidth divided by that of memcpy.
 
     Args:
@@ -302,7 +321,7 @@ def report(name: str, rows: list[dict[str, Any]], seconds: list[float], memcpy: 
     def middle(key: str) -> float:
         return statistics.median(row[key] for row in rows)
 
-    rate = REPLICAS * rows[0]["bytes"] / statistics.median(seconds) / GB
+    rate = replicas * rows[0]["bytes"] / statistics.median(seconds) / GB
     print(
         f"{name:28} {rate:6.2f} {rate / memcpy:6.2f} {middle('total_s'):7.3f} "
         f"{middle('gather_s'):7.3f} {middle('pack_s'):7.3f} {middle('receive_s'):8.3f} "
@@ -393,10 +412,7 @@ def main() -> None:
         for rank in range(2):
             trainers.start(trainer, rank, 2, port, path)
         trainers.ready()
-        print(
-            f"{'':28} {'GB/s':>6} {'/copy':>6} {'total_s':>7} {'gather':>7} {'pack':>7} "
-            f"{'receive':>8} {'load':>7} {'cpu_s':>7} {'extra MiB':>9}"
-        )
+        print(HEADER)
         ratio, memcpy = measure_plain(trainers, folder, args)
         if not args.no_vllm:
             measure_vllm(trainers, path, folder, args, memcpy)

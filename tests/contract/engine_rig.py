@@ -35,6 +35,7 @@ from roll.strategy.hf.engine import HfEngine
 from roll.strategy.interfaces import InferenceStrategy, LoadReport
 from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.vllm.engine import VllmEngine
+from roll.weight_sync.channel import TransportKind
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import new_channel
@@ -86,11 +87,12 @@ class Rig:
         receivers: int = 1,
         alpha: float | None = None,
         unchanged: Set[str] = frozenset(),
+        transport: TransportKind = "shared_memory",
     ) -> tuple[SendReport, LoadReport]:
         """All weights but the `unchanged`; with `alpha`, an adapter."""
         tensors = [(name, tensor) for name, tensor in tensors if name not in unchanged]
         manifest = replace(Manifest.of(tensors), unchanged=frozenset(unchanged))
-        channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
+        channel = new_channel(transport, num_receivers=receivers, timeout_s=30)
         how: dict[str, Any] = {"receiver": 0, "verify": True}
         load: Callable[..., Coroutine[Any, Any, LoadReport]] = self.engine.load_weights
         if alpha is not None:
@@ -210,12 +212,14 @@ def start(
     dtype: str = "float32",
     overrides: dict[str, Any] | None = None,
     oracle: Path | None = None,
+    platform: str = "cpu",
     **options: Any,
 ) -> Rig:
     """Start an engine with the model of a folder; its oracle is that of another folder, if one is
     named."""
     model = ModelConfig(path=str(path), overrides=dict(overrides or {}))
-    setup = EngineSetup(spec=SPEC, model=model, dtype=dtype, max_model_len=512)
+    spec = replace(SPEC, platform=platform)
+    setup = EngineSetup(spec=spec, model=model, dtype=dtype, max_model_len=512)
     engine: InferenceStrategy
     port = free_port()
     if kind == "hf":

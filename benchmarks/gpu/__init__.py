@@ -1,0 +1,1 @@
+"""Benchmarks of one GPU; `all.py` runs all of them."""
