@@ -54,7 +54,7 @@ class Case:
     dtype: str = "float32"
 
 
-def make_cases(folder: Path, device: str) -> list[Case]:
+def make_cases(folder: Path, device: str = "cpu") -> list[Case]:
     quick = folder / "quickstart"
     prepare = [sys.executable, "examples/sorting.py", "quickstart", "--out", str(quick)]
     subprocess.run(prepare, cwd=ROOT, check=True)
