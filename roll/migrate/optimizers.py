@@ -8,6 +8,10 @@ from roll.migrate.job import Job
 NAMES = {
     "adam": "adamw",
     "adamw": "adamw",
+    "adam8bit": "adamw_8bit",
+    "adamw8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
     "adamw_hf": "adamw",
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",

@@ -52,6 +52,10 @@ REQUIREMENTS = {
 }
 
 
+EIGHT_BIT = Requirement(("torchao",), SpecifierSet(">=0.18,<0.19"), "pip install 'roll[8bit]'")
+"""What the optimizer `kind: adamw_8bit` needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Result of the check of one backend on this machine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
+    AdamW8bitConfig,
     AdamWConfig,
     MuonConfig,
     OptimizerConfig,
@@ -33,6 +35,7 @@ from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_
 from tests.tiny import tiny_qwen3
 
 STEPS = 4
+HAS_TORCHAO = find_spec("torchao") is not None
 ANY_NORM = 1e9
 KINDS: dict[str, OptimizerConfig] = {
     "adamw": AdamWConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=ANY_NORM, warmup_steps=2),
@@ -58,6 +61,11 @@ KINDS: dict[str, OptimizerConfig] = {
     ),
     "sgd": SgdConfig(lr=1e-2, weight_decay=0.1, momentum=0.9, max_grad_norm=ANY_NORM),
 }
+
+if HAS_TORCHAO:
+    KINDS["adamw_8bit"] = AdamW8bitConfig(
+        lr=1e-2, weight_decay=0.1, max_grad_norm=ANY_NORM, warmup_steps=2
+    )
 
 
 def tiny_model() -> Qwen3ForCausalLM:
@@ -141,6 +149,9 @@ TRAINED: dict[str, OptimizerConfig] = {
     ),
     "sgd": SgdConfig(lr=1e-1, weight_decay=0.1, momentum=0.9, **SCHEDULE),
 }
+
+if HAS_TORCHAO:
+    TRAINED["adamw_8bit"] = AdamW8bitConfig(lr=1e-3, weight_decay=0.1, eps=1e-4, **SCHEDULE)
 
 
 def training(spec: WorkerSpec, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from roll.commands.memory.sizes import Learned, ModelSizes
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
+    AdamW8bitConfig,
     AdamWConfig,
     MuonConfig,
     OptimizerConfig,
@@ -149,6 +150,8 @@ def optimizer_state(sizes: ModelSizes, learned: Learned, optimizer: OptimizerCon
     match optimizer:
         case AdamWConfig():
             return 2 * FULL * elements
+        case AdamW8bitConfig():  # two bytes, and two factors for each block of 256
+            return 2 * elements + 2 * FULL * elements // 256
         case SgdConfig():
             return FULL * elements if optimizer.momentum else 0
         case MuonConfig():
@@ -166,6 +169,8 @@ def whole_step(sizes: ModelSizes, learned: Learned, optimizer: OptimizerConfig) 
             # Weight, gradient and update in float32; the update, and what becomes of it, in
             # bfloat16.
             return (3 * FULL + 4) * matrix
+        case AdamW8bitConfig():  # weight, gradient, both means, and as much for results
+            return 7 * FULL * max(matrix, sizes.head if learned.head else 0)
         case AdafactorConfig():  # weight, gradient and update
             return 3 * FULL * max(matrix, sizes.head if learned.head else 0)
     return 0

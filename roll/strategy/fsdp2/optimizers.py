@@ -14,13 +14,15 @@ from transformers import PreTrainedModel
 
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
+    AdamW8bitConfig,
     AdamWConfig,
     MuonConfig,
     OptimizerConfig,
     SgdConfig,
 )
+from roll.strategy.fsdp2 import eight_bit
 from roll.strategy.fsdp2.hidden_matrices import hidden_matrices
-from roll.strategy.fsdp2.whole_steps import Outline, WholeSteps
+from roll.strategy.fsdp2.whole_steps import Form, Outline, WholeSteps
 from roll.strategy.tensor_names import trained
 from roll.strategy.training import adamw
 
@@ -43,6 +45,11 @@ class ShardedSteps:
         """State of the parameters, by their names in the optimizer; sharded as the parameters."""
         state = self._optimizer.state
         return {p: state[p] for p in self.params if p in state}
+
+    @property
+    def saved(self) -> Mapping[nn.Parameter, dict[str, Any]]:
+        """State as a checkpoint has it."""
+        return self.state
 
     def restore(self, p: nn.Parameter, outline: Outline) -> None:
         """Replace the state of a parameter by zeros, which the caller then fills."""
@@ -85,6 +92,9 @@ def optimizers_of(model: PreTrainedModel, config: OptimizerConfig) -> list[Steps
                 weight_decay=config.weight_decay,
             )
             return [ShardedSteps(sgd, config.lr)]
+        case AdamW8bitConfig():
+            form = Form(eight_bit.plain, eight_bit.rebuilt)
+            return [WholeSteps(params, lambda p: eight_bit.adamw_8bit(config, p), config.lr, form)]
         case AdafactorConfig():
             return [WholeSteps(params, lambda p: _adafactor(config, p), config.lr)]
         case MuonConfig():

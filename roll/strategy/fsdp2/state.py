@@ -85,7 +85,7 @@ def _optimizer_tensors(model: PreTrainedModel, update: Update) -> dict[str, Tens
     return {
         f"{_prefix(names[p])}{key}": value
         for optimizer in update.optimizers
-        for p, state in optimizer.state.items()
+        for p, state in optimizer.saved.items()
         for key, value in state.items()
     }
 

@@ -10,6 +10,7 @@ the whole gradient, as a single process would. All ranks own about the same numb
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,19 @@ MakeOptimizer = Callable[[nn.Parameter], Optimizer]
 """Makes the optimizer of one parameter, which has the right number of axes but no elements yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the state of a parameter becomes plain tensors, which a checkpoint can hold, and back."""
+
+    plain: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] = dict
+    """Returns tensors that share memory with the state."""
+    rebuilt: Callable[[Mapping[str, Tensor]], dict[str, Any]] = dict
+    """Returns a state that shares memory with the tensors."""
+
+
+AS_IT_IS = Form()
+
+
 class WholeSteps:
     """Steps on sharded parameters, each on the whole of one parameter.
 
@@ -33,11 +47,19 @@ class WholeSteps:
         params: parameters, in the same order on all ranks.
         make: maker of each parameter's optimizer.
         peak: peak of the learning rate.
+        form: form of the states in checkpoints.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], make: MakeOptimizer, peak: float) -> None:
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        make: MakeOptimizer,
+        peak: float,
+        form: Form = AS_IT_IS,
+    ) -> None:
         self.params = list(params)
         self.peak = peak
+        self._form = form
         self._owners = owners([p.numel() for p in self.params], dist.get_world_size())
         self._own: dict[nn.Parameter, tuple[nn.Parameter, Optimizer]] = {}
         for p, owner in zip(self.params, self._owners, strict=True):
@@ -50,14 +72,21 @@ class WholeSteps:
         """State of the parameters that this rank owns, by their names in the optimizer."""
         return {p: optimizer.state[slot] for p, (slot, optimizer) in self._own.items()}
 
+    @property
+    def saved(self) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
+        """State as a checkpoint has it."""
+        return {p: self._form.plain(state) for p, state in self.state.items()}
+
     def restore(self, p: nn.Parameter, outline: Outline) -> None:
         """Replace the state of a parameter by zeros, which the caller then fills."""
         if p in self._own:
             slot, optimizer = self._own[p]
-            optimizer.state[slot] = {
-                name: torch.zeros(shape, dtype=dtype, device=p.device)
-                for name, (shape, dtype) in outline.items()
-            }
+            optimizer.state[slot] = self._form.rebuilt(
+                {
+                    name: torch.zeros(shape, dtype=dtype, device=p.device)
+                    for name, (shape, dtype) in outline.items()
+                }
+            )
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -81,7 +110,11 @@ class WholeSteps:
         """Change the whole weight of a parameter that this rank owns, in place."""
         slot, optimizer = self._own[p]
         slot.data, slot.grad = weight, gradient
-        optimizer.param_groups[0]["lr"] = lr
+        (group,) = optimizer.param_groups
+        if isinstance(group["lr"], Tensor):  # so torchao wants it
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
         optimizer.step()
         slot.data, slot.grad = _nothing(p), None
 

@@ -22,6 +22,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
+    AdamW8bitConfig,
     MuonConfig,
     OptimizerConfig,
     SgdConfig,
@@ -148,6 +149,8 @@ def test_fsdp2_divides_all_that_stays() -> None:
         (MuonConfig(), 4 * 600 + 8 * 400),
         # Rows and columns of matrices 10 wide.
         (AdafactorConfig(lr=0.01), 8 * 1000 // 10),
+        # Two bytes of each, and two factors of a block of 256.
+        (AdamW8bitConfig(), 2 * 1000 + 2 * 4 * 1000 // 256),
         (SgdConfig(lr=0.01), 0),
         (SgdConfig(lr=0.01, momentum=0.9), 4 * 1000),
     ],

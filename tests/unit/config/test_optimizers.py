@@ -101,7 +101,7 @@ def test_mistakes_are_told_with_what_is_known(
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "megatron"])
-@pytest.mark.parametrize("kind", ["adafactor", "muon", "sgd"])
+@pytest.mark.parametrize("kind", ["adafactor", "adamw_8bit", "muon", "sgd"])
 def test_only_fsdp2_trains_with_other_kinds(run_file: Path, backend: str, kind: str) -> None:
     optimizer = f"actor_train.optimizer={{kind: {kind}, lr: 1e-3}}"
     assert loaded(run_file, optimizer).kind == kind

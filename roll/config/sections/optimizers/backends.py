@@ -10,6 +10,8 @@ _NO_MATRICES = {
     "not be those of the model's own matrices",
 }
 _WHY_NOT = {
+    ("deepspeed", "adamw_8bit"): "its checkpoints hold float32 moments",
+    ("megatron", "adamw_8bit"): "its checkpoints hold float32 moments",
     ("deepspeed", "adafactor"): _NO_MATRICES["deepspeed"],
     ("deepspeed", "muon"): _NO_MATRICES["deepspeed"] + ", and DeepSpeed's own Muon clips the "
     "gradients only after their singular values are equal",

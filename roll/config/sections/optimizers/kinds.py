@@ -26,6 +26,19 @@ class AdamWConfig(OptimizerBase):
     """Number added to the root of the mean square before the division."""
 
 
+class AdamW8bitConfig(OptimizerBase):
+    """AdamW whose running means have 8 bits (arXiv 2110.02861), torchao's. Parameters of fewer than
+    4096 elements, or whose number of elements is no multiple of 256, keep them in float32."""
+
+    kind: Literal["adamw_8bit"] = "adamw_8bit"
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay; applied to matrices only, never to norms and biases."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay rates of the running means of the gradient and of its square."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Number added to the root of the mean square before the division."""
+
+
 class AdafactorConfig(OptimizerBase):
     """Adafactor (arXiv 1804.04235), PyTorch's: of the squares of a matrix's gradients it keeps the
     means of rows and columns only, and no mean of the gradients themselves."""
@@ -105,7 +118,7 @@ class SgdConfig(OptimizerBase):
     """Factor by which the running sum of gradients decays in each step; 0: there is none."""
 
 
-OPTIMIZERS = (AdamWConfig, AdafactorConfig, MuonConfig, SgdConfig)
+OPTIMIZERS = (AdamWConfig, AdamW8bitConfig, AdafactorConfig, MuonConfig, SgdConfig)
 
 
 def _kind_of(value: Any) -> str:
@@ -117,6 +130,7 @@ def _kind_of(value: Any) -> str:
 
 OptimizerConfig = Annotated[
     Annotated[AdamWConfig, Tag("adamw")]
+    | Annotated[AdamW8bitConfig, Tag("adamw_8bit")]
     | Annotated[AdafactorConfig, Tag("adafactor")]
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[SgdConfig, Tag("sgd")],
