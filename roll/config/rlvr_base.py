@@ -14,7 +14,16 @@ from roll.config.sections.roles import Role
 from roll.config.sections.rollout import FilterConfig, RolloutConfig
 from roll.config.sections.sampling import SamplingConfig
 from roll.config.sections.services.judge import ClusterJudgeConfig, JudgeConfig
-from roll.config.sections.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
+from roll.config.sections.training import (
+    CriticRole,
+    FollowConfig,
+    FollowingReference,
+    InferRole,
+    ReferenceConfig,
+    ScoreRole,
+    TeacherRole,
+    TrainRole,
+)
 from roll.config.sections.weights import WeightSyncConfig
 
 
@@ -24,9 +33,10 @@ class RlvrBase(RunConfig):
 
     actor_train: TrainRole
     actor_infer: InferRole
-    reference: ScoreRole | None = None
-    """Frozen copy of the start model; needed by the loss terms `kl` and `dro` and by
-    `kl_in_reward`, except with an adapter (`model.lora`), whose base is the reference."""
+    reference: ReferenceConfig | None = None
+    """Frozen copy of the start model, or a copy that follows the policy (`follow`); needed by the
+    loss terms `kl` and `dro` and by `kl_in_reward`, except with an adapter (`model.lora`), whose
+    base is the reference."""
     critic: CriticRole | None = None
     """Role that estimates the values of states; needed by the `gae` advantage."""
     teachers: dict[str, TeacherRole] = {}
@@ -58,7 +68,7 @@ class RlvrBase(RunConfig):
         named: dict[str, RoleConfig | None] = {
             Role.ACTOR_TRAIN: self.actor_train,
             Role.ACTOR_INFER: self.actor_infer if self.generates else None,
-            Role.REFERENCE: self.reference,
+            Role.REFERENCE: self.reference_role,
             Role.CRITIC: self.critic,
             **{f"teachers.{name}": role for name, role in self.teachers.items()},
         }
@@ -259,9 +269,19 @@ class RlvrBase(RunConfig):
         return self.sampling.max_new_tokens
 
     @property
+    def reference_role(self) -> ScoreRole | None:
+        """Role of a frozen reference."""
+        return self.reference if isinstance(self.reference, ScoreRole) else None
+
+    @property
+    def follow(self) -> FollowConfig | None:
+        """Moves of a reference that follows the policy; None if none does."""
+        return None if not isinstance(self.reference, FollowingReference) else self.reference.follow
+
+    @property
     def reference_model(self) -> ModelConfig:
-        """Model of the reference: its own, or the one that training starts from."""
-        own = self.reference.model if self.reference else None
+        """Model of a frozen reference: its own, or the one that training starts from."""
+        own = self.reference_role.model if self.reference_role else None
         return own or self.train_model
 
     @property

@@ -26,13 +26,14 @@ def add_logprobs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> Rol
     """Add `ref_logprobs` if there is a reference, and `old_logprobs` if the updates need them.
 
     `old_logprobs` are those of the policy before the first update of the step. For a policy with an
-    adapter, the reference may be the model without the adapter.
+    adapter, the reference may be the model without the adapter; or it is a copy in the policy's
+    workers.
     """
     if runtime.reference is not None:
         with runtime.colocation.use(Role.REFERENCE):
             scored = runtime.reference.call(ReferenceWorker.logprobs, batch.inputs())
         batch = replace(batch, ref_logprobs=scored.aligned(batch))
-    elif Need.REFERENCE in config.needs:  # the reference is the base of the adapter
+    elif Need.REFERENCE in config.needs:  # it is with the policy
         with runtime.colocation.use(Role.ACTOR_TRAIN):
             scored = runtime.actor.call(ActorWorker.base_logprobs, batch.inputs())
         batch = replace(batch, ref_logprobs=scored.aligned(batch))

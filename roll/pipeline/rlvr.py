@@ -191,6 +191,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
                 metrics = self.train_critic(batch)
             if critic is None or step >= critic.warmup_steps:
                 metrics = metrics | self.train_actor(batch)
+                self.move_reference(step)
                 tokens = int(batch.lengths.sum()) * self.config.actor_train.epochs
         rate = tokens / max(self.timers.seconds("train"), 1e-9)
         return metrics | {"perf/trained_tokens_per_s": Last(rate)}
@@ -201,6 +202,13 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         with self.runtime.colocation.use(Role.ACTOR_TRAIN):
             parts = [actor.call(ActorWorker.train, update) for update in self._updates(batch)]
         return Metrics.concat(parts)
+
+    def move_reference(self, step: int) -> None:
+        """Move a reference that follows the policy, after the steps in which it is due."""
+        follow = self.config.follow
+        if follow is not None and (step + 1) % follow.every == 0:
+            with self.runtime.colocation.use(Role.ACTOR_TRAIN):
+                self.runtime.actor.call(ActorWorker.move_reference, follow.decay)
 
     def _updates(self, batch: RolloutBatch | SampleTable) -> Iterator[RolloutBatch | SampleTable]:
         """Return an iterator over one batch for each optimizer step of the policy, in all of its

@@ -115,7 +115,7 @@ def start_trainers(
     sharing: DeviceSharing,
 ) -> Trainers:
     """Start the clusters that train or score; one after another where they share GPUs."""
-    share, reference, critic = sharing.share, config.reference, config.critic
+    share, reference, critic = sharing.share, config.reference_role, config.critic
     actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
     return Trainers(
         actor=actor,
@@ -200,6 +200,7 @@ def _start_actor(
         config.sampling.temperature,
         config.total_updates(),
         num_tokens(tokenizer),
+        config.follow is not None,
     )
 
 

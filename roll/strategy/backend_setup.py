@@ -46,6 +46,8 @@ class ModelSetup(Generic[T]):
     """True if the sequences of a micro-batch are joined into one row without padding."""
     optimizer: OptimizerConfig | None = None
     """Settings of the optimizer; None if the model is frozen."""
+    keeps_reference: bool = False
+    """True to keep a copy of the trained weights that follows them, as the reference."""
     total_steps: int | None = None
     """Number of optimizer steps of the whole run. Required if the learning rate decays."""
 

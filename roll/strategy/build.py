@@ -35,6 +35,7 @@ def build_train(
     head: Head[T],
     *,
     total_steps: int | None,
+    keeps_reference: bool = False,
 ) -> TrainStrategy[T]:
     """Build the training backend of this rank; every rank of the cluster calls this together.
 
@@ -42,9 +43,13 @@ def build_train(
         model: the model that the role trains, from `RunConfig.train_model`.
         head: `PolicyHead` for a policy, `ValueHead` for a critic, `ScoreHead` for a reward model.
         total_steps: number of optimizer steps of the whole run.
+        keeps_reference: True to keep a copy of the weights (`KeepsReference`); for fsdp2 only.
     """
     setup = replace(
-        _frozen(role, model, spec, head), optimizer=role.optimizer, total_steps=total_steps
+        _frozen(role, model, spec, head),
+        optimizer=role.optimizer,
+        total_steps=total_steps,
+        keeps_reference=keeps_reference,
     )
     return _learner(role.strategy, setup)
 

@@ -144,12 +144,13 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         ...
 
     def score_base(self, batch: TokenBatch) -> T_co:
-        """Compute the same results as `score`, with the model's adapter switched off.
+        """Compute the same results as `score` with the reference: the copy that follows the
+        weights, or else the model with its adapter switched off.
 
         Collective. No entropy is computed.
 
         Raises:
-            ConfigError: the model has no adapter.
+            ConfigError: the model has neither.
         """
         ...
 
@@ -163,6 +164,16 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
             merged: if the model has an adapter, write the full model with the adapter added to
                 the weights.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsReference(Protocol):
+    """A model that keeps a copy of its trained weights, with which `score_base` computes."""
+
+    def move_reference(self, decay: float) -> None:
+        """Make the copy `decay` times itself plus 1 - `decay` times the weights. Every rank calls
+        this, but nothing is sent."""
         ...
 
 

@@ -17,6 +17,7 @@ from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.rollout.dense import dense
 from roll.strategy.build import build_train
+from roll.strategy.interfaces import KeepsReference
 from roll.strategy.training.heads import PolicyHead
 from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
@@ -35,6 +36,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         total_updates: number of optimizer steps in the run, for the learning rate schedule.
         num_tokens: size of the vocabulary that policy and teachers share, in tokens; used only if
             the policy learns from a teacher.
+        keeps_reference: True to keep a copy of the policy that follows it, as the reference.
     """
 
     def __init__(
@@ -46,11 +48,20 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         temperature: float,
         total_updates: int,
         num_tokens: int,
+        keeps_reference: bool,
     ) -> None:
         target = algorithm.distill_target
         compared = None if target is None else comparison(target, num_tokens)
         head = PolicyHead(temperature, role.logprob_chunk_tokens, compared)
-        super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
+        strategy = build_train(
+            role,
+            model,
+            spec,
+            head,
+            total_steps=total_updates,
+            keeps_reference=keeps_reference,
+        )
+        super().__init__(spec, strategy)
         self.loss = build_loss(algorithm)
         self.pushes_adapter = model.serves_adapter
         self.aborts = PushAborts()
@@ -63,8 +74,8 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def base_logprobs(self, batch: TokenBatch) -> TokenColumn:
-        """Return the log-probability of each token, computed with the adapter switched off. For a
-        policy with a LoRA adapter, whose base model is the reference."""
+        """Return the log-probability of each token under a reference that is part of the policy's
+        model: its base, of a policy with a LoRA adapter, or a copy that follows the policy."""
         scored = self.strategy.score_base(batch)
         return TokenColumn(lengths=batch.lengths, values=scored.logprobs_BT)
 
@@ -82,8 +93,8 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def score_samples_base(self, table: SampleTable) -> ScoredSamples:
-        """Compute the log-probability of each token, with the adapter switched off, and leave it in
-        the object store of this node. Return an address for each row, without metrics. See
+        """Compute the log-probability of each token under the reference, and leave it in the object
+        store of this node. Return an address for each row, without metrics. See
         `base_logprobs`."""
         return score_samples(
             table,
@@ -98,6 +109,12 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         batch = dense(batch) if isinstance(batch, SampleTable) else batch
         seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
         return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
+
+    @dispatch(BROADCAST)
+    def move_reference(self, decay: float) -> None:
+        """Move the copy that is the reference towards the policy; see `KeepsReference`."""
+        assert isinstance(self.strategy, KeepsReference)
+        self.strategy.move_reference(decay)
 
     @dispatch(BROADCAST)
     def place(self) -> Endpoint:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roll.config import load_config
@@ -97,6 +98,30 @@ def test_ten_steps_equal_five_a_resume_and_five(tmp_path: Path) -> None:
     assert [r["step"] for r in resumed] == list(range(11))
     for one, other in zip(straight, resumed, strict=True):
         assert without_times(one) == without_times(other)
+
+
+def test_a_reference_that_follows_the_policy_goes_on_after_a_resume(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path,
+        max_steps=6,
+        reference={"follow": {"every": 2, "decay": 0.5}},
+        checkpoint={"every": 3, "export_hf": False},
+    )
+    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
+    first = tmp_path / "halves"
+    run_local(path, [f"output_dir={first}"])
+    (first / "checkpoints/step_000006").rename(tmp_path / "gone")
+    resumed = run_local(path, [f"output_dir={first}"])
+    for one, other in zip(straight, resumed, strict=True):
+        assert without_times(one) == without_times(other)
+    # A frozen reference gives the same first two steps, and another third one.
+    run = yaml.safe_load(path.read_text())
+    frozen = tmp_path / "frozen.yaml"
+    frozen.write_text(yaml.safe_dump(run | {"reference": {"pool": run["actor_train"]["pool"]}}))
+    still = run_local(frozen, [f"output_dir={tmp_path / 'still'}"])
+    distances = [[r["kl/ref"] for r in records[:-1]] for records in (straight, still)]
+    assert distances[0][:2] == pytest.approx(distances[1][:2], rel=1e-4, abs=1e-9)
+    assert distances[0][2] < distances[1][2]
 
 
 def test_several_updates_and_epochs_move_the_ratio(tmp_path: Path) -> None:

@@ -147,8 +147,10 @@ def _of_rows(config: OfflineConfig, expected: Expected) -> Iterator[Work]:
 
 def _scorers(config: RlvrBase) -> Iterator[str]:
     """Yield what happens to every sample of a step in a forward pass alone."""
-    if config.reference is not None:
+    if config.reference_role is not None:
         yield f"scored by {Role.REFERENCE}"
+    elif config.follow is not None:
+        yield f"scored by the reference in {Role.ACTOR_TRAIN}"
     elif Need.REFERENCE in config.needs:
         yield "scored by the base of the adapter"
     if config.scores_old_logprobs:

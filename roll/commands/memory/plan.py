@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from roll.commands.memory.engines import Requests, served
@@ -103,7 +103,11 @@ def _computing(
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
-    return trained(sizes, role.strategy, passes, learned(model, sizes), role.optimizer)
+    needs = trained(sizes, role.strategy, passes, learned(model, sizes), role.optimizer)
+    if name == Role.ACTOR_TRAIN and isinstance(config, RlvrBase) and config.follow is not None:
+        # The reference is a copy of what has gradients, in the same dtype and shards.
+        needs = replace(needs, weights=needs.weights + needs.gradients)
+    return needs
 
 
 def _rows(config: RunConfig, name: str) -> tuple[int, int]:

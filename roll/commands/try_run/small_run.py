@@ -29,7 +29,7 @@ from roll.config.sections.strategy import (
     SglangConfig,
     VllmConfig,
 )
-from roll.config.sections.training import CriticRole
+from roll.config.sections.training import CriticRole, FollowConfig
 from roll.core.errors import ConfigError
 
 ROWS = 20
@@ -60,6 +60,7 @@ LARGEST: Mapping[str, int] = {
 """Key, wherever it stands -> largest value in the small run."""
 REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     CriticRole: {"warmup_steps": 0},
+    FollowConfig: {"every": 1, "decay": 0.5},
     RolloutConfig: {"replay": None},
     MegatronConfig: {"layers": None, "sequence_parallel": None},
     **{each: {"warmup_steps": 0, "warmup_ratio": 0.0} for each in OPTIMIZERS},

@@ -15,6 +15,7 @@ from roll.config.sections.roles import Role
 def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of the algorithm, one line each, `key: problem and reason`."""
     yield from _roles(config)
+    yield from _follow(config)
     yield from _pass_k(config)
     yield from _separate_rewards(config)
     yield from _group_rewards(config)
@@ -50,6 +51,25 @@ def _roles(config: RlvrBase) -> Iterator[str]:
         yield (
             f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "
             f"{config.max_steps} steps"
+        )
+
+
+def _follow(config: RlvrBase) -> Iterator[str]:
+    """Yield what is wrong with a reference that follows the policy."""
+    follow, backend = config.follow, config.actor_train.strategy.kind
+    if follow is None:
+        return
+    if backend != "fsdp2":
+        yield (
+            f"reference.follow: {backend} keeps no second copy of the weights; use "
+            "actor_train.strategy.kind: fsdp2, or a frozen reference"
+        )
+    if Need.REFERENCE not in config.needs:
+        yield "reference.follow: nothing compares with a reference; drop it"
+    if follow.every >= config.max_steps:
+        yield (
+            f"reference.follow.every: {follow.every} steps are not over before the last of "
+            f"max_steps = {config.max_steps}, so the reference would never move; use fewer"
         )
 
 
@@ -130,7 +150,7 @@ def _pairs(config: RlvrBase) -> Iterator[str]:
     prompts, updates = config.data.prompts_per_step, config.updates_per_pass()
     ranks = config.num_parts(Role.ACTOR_TRAIN)
     # The reference scores single rows.
-    scored = 1 if config.reference is None else config.num_parts(Role.REFERENCE)
+    scored = 1 if config.reference_role is None else config.num_parts(Role.REFERENCE)
     unit = math.lcm(updates * ranks, scored // math.gcd(scored, 2))
     if prompts % unit:
         near = nearest_numbers(prompts, range(unit, prompts + 2 * unit, unit))

@@ -114,12 +114,13 @@ def _batch(config: RlvrBase) -> Iterator[str]:
             yield f"{name}.samples_per_update: {update} {why}; nearest that do: " + nearest_numbers(
                 update, known
             )
-    if config.reference is not None and samples % config.num_parts(Role.REFERENCE):
+    reference = config.reference_role
+    if reference is not None and samples % config.num_parts(Role.REFERENCE):
         devices = config.num_parts(Role.REFERENCE)
         divisors = [n for n in range(1, samples + 1) if samples % n == 0]
         yield (
             f"reference.pool: the {of_a_step} do not divide over the {devices} devices of pool "
-            f"{config.reference.pool!r}; nearest numbers of devices that do: "
+            f"{reference.pool!r}; nearest numbers of devices that do: "
             f"{nearest_numbers(devices, divisors)}"
         )
 

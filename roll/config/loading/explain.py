@@ -223,7 +223,8 @@ def _is_tag(part: int | str, annotation: Any, data: Any) -> bool:
     if isinstance(data, dict) and part in data:
         return False
     named = data.get("kind") if isinstance(data, dict) else None
-    members = get_args(getattr(annotation, "__origin__", annotation))
+    union = _strip_none(annotation)
+    members = get_args(getattr(union, "__origin__", union))
     marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
     return named == part or any(isinstance(m, Tag) and m.tag == part for m in marks)
 

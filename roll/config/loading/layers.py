@@ -20,6 +20,10 @@ USUAL_KINDS = {"optimizer": USUAL}
 """Key of a section whose `kind` may be left out -> the kind that is meant then."""
 PLACEMENT = "pool"
 """Key with the pool of a role. The pool is not part of an algorithm."""
+FOLLOW = "follow"
+"""Key of a reference that has no pool, because it is a copy of the policy."""
+PLACED = {PLACEMENT, FOLLOW}
+"""Keys of which a role has one: it needs no pool from a preset then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,9 @@ def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[st
         assert isinstance(parts, dict), f"{section}: a preset sets parts of mappings"
         there = data.get(section)
         known = dict(there) if isinstance(there, dict) else {}
-        content[section] = {k: v for k, v in parts.items() if k != PLACEMENT or k not in known}
+        content[section] = {
+            k: v for k, v in parts.items() if k != PLACEMENT or not known.keys() & PLACED
+        }
         for key in content[section]:
             known.pop(key, None)
             origins.forget(f"{section}.{key}")
@@ -145,7 +151,7 @@ def give_pools_to_roles(data: dict[str, Any], replaced: Layer, origins: Origins)
     they have no pool."""
     for section, parts in replaced.content.items():
         there = data.get(section)
-        if isinstance(there, dict) and PLACEMENT in parts and PLACEMENT not in there:
+        if isinstance(there, dict) and PLACEMENT in parts and not there.keys() & PLACED:
             there[PLACEMENT] = parts[PLACEMENT]
             origins.name(f"{section}.{PLACEMENT}", replaced.places)
 
@@ -161,6 +167,8 @@ def _becomes_another(at: str, base: Mapping[str, Any], over: Mapping[str, Any]) 
     because it has another kind."""
     if "kind" in over and (before := kind_of(at, base)) is not None:
         return bool(over["kind"] != before)
+    if (FOLLOW in over and PLACEMENT in base) or (PLACEMENT in over and FOLLOW in base):
+        return True
     chosen = [key for key in ALTERNATIVES if over.get(key) is not None]
     before = [key for key in ALTERNATIVES if base.get(key) is not None]
     return bool(chosen and before) and not set(chosen) & set(before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from roll.config.algorithm.losses import ValueLossConfig
+from roll.config.base import Config
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig, OptimizerConfig
 from roll.config.sections.placement import WorkersConfig
@@ -77,6 +78,50 @@ class ScoreRole(WorkersConfig):
     """Put the sequences of a micro-batch one after another into one row, as in roles that train."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Number of tokens whose logits exist at once."""
+
+
+class FollowConfig(Config):
+    """Moves of a reference that follows the policy. In a move it becomes `decay` times itself plus
+    1 - `decay` times the policy."""
+
+    every: int = Field(default=1, ge=1)
+    """Number of steps from one move to the next."""
+    decay: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the reference that a move keeps. 0: it becomes the policy."""
+
+    @model_validator(mode="after")
+    def _check_distance(self) -> Self:
+        """Refuse a reference that is the policy in every step."""
+        if self.every == 1 and not self.decay:
+            raise ValueError(
+                "every: with 1, and decay 0, the reference is the policy itself, from which it has "
+                "no distance; raise one of the two"
+            )
+        return self
+
+
+class FollowingReference(Config):
+    """Reference that follows the policy: a copy of the trained weights in `actor_train`, which also
+    computes its log-probs."""
+
+    follow: FollowConfig
+    """Time and size of its moves."""
+
+
+def _sort_of_reference(value: Any) -> str:
+    """Return the name of the class that the settings of a reference, a mapping or an object,
+    mean."""
+    if isinstance(value, dict):
+        return FollowingReference.__name__ if "follow" in value else ScoreRole.__name__
+    return type(value).__name__
+
+
+ReferenceConfig = Annotated[
+    Annotated[ScoreRole, Tag("ScoreRole")]
+    | Annotated[FollowingReference, Tag("FollowingReference")],
+    Discriminator(_sort_of_reference),
+]
+"""A reference: a frozen model, or, with `follow`, a copy of the policy."""
 
 
 class TeacherRole(ScoreRole):

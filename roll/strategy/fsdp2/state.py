@@ -20,22 +20,31 @@ from transformers import PreTrainedModel
 from roll.core.errors import CheckpointError
 from roll.models import lora
 from roll.strategy.fsdp2.files import IndexedReader, IndexedWriter
+from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.tensor_names import trained
 from roll.strategy.training.checkpoint_state import begin, finish
 from roll.strategy.training.random_states import set_random_states
 
 
-def save(path: Path, model: PreTrainedModel, update: Update) -> None:
+def save(
+    path: Path, model: PreTrainedModel, update: Update, reference: ReferenceCopy | None
+) -> None:
     """Write the checkpoint. Collective."""
     path.mkdir(parents=True, exist_ok=True)
-    tensors = _model_tensors(model) | _optimizer_tensors(model, update)
+    tensors = _model_tensors(model) | _optimizer_tensors(model, update) | _copied(reference)
     dcp_save(tensors, storage_writer=IndexedWriter(path))
-    progress = {"updates": update.schedule.updates, "optimizer": update.kind}
+    progress = {
+        "updates": update.schedule.updates,
+        "optimizer": update.kind,
+        "reference": reference is not None,
+    }
     finish(path, _identity(model), **progress)
 
 
-def load(path: Path, model: PreTrainedModel, update: Update) -> None:
+def load(
+    path: Path, model: PreTrainedModel, update: Update, reference: ReferenceCopy | None
+) -> None:
     """Restore what `save` wrote. Collective.
 
     The number of ranks may differ from that of the saving run. A rank that the saving run did not
@@ -43,16 +52,21 @@ def load(path: Path, model: PreTrainedModel, update: Update) -> None:
 
     Raises:
         CheckpointError: `meta.json` or the random states are missing, damaged, of another model or
-            of another kind of optimizer; or the index is missing or damaged, or a file that it
-            names is missing. Nothing has changed then. Or a file is damaged; then part of the state
-            may have changed.
+            of another kind of optimizer, or lack the reference; or the index is missing or damaged,
+            or a file that it names is missing. Nothing has changed then. Or a file is damaged; then
+            part of the state may have changed.
     """
     meta, rng = begin(path, _identity(model))
     _check_kind(path, meta, update)
+    if reference is not None and not meta.get("reference"):
+        raise CheckpointError(
+            f"checkpoint {path} is of a run without a reference that follows the policy; leave out "
+            "reference.follow, or set `resume: never`"
+        )
     reader = IndexedReader(path)
     reader.check_files()
     _make_states(reader.read_metadata(), model, update)
-    tensors = _model_tensors(model) | _optimizer_tensors(model, update)
+    tensors = _model_tensors(model) | _optimizer_tensors(model, update) | _copied(reference)
     try:
         dcp_load(tensors, storage_reader=reader)
     except CheckpointException as error:
@@ -88,6 +102,12 @@ def _optimizer_tensors(model: PreTrainedModel, update: Update) -> dict[str, Tens
         for p, state in optimizer.saved.items()
         for key, value in state.items()
     }
+
+
+def _copied(reference: ReferenceCopy | None) -> dict[str, Tensor]:
+    """Return the values of the copy that is the reference; none without it."""
+    values = {} if reference is None else reference.values
+    return {f"reference.{name}": value for name, value in values.items()}
 
 
 def _make_states(saved: Metadata, model: PreTrainedModel, update: Update) -> None:

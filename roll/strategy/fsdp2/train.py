@@ -28,6 +28,7 @@ from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
+from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.training import forward
@@ -76,6 +77,8 @@ class Fsdp2Strategy(Generic[T]):
             else Update(self._model.model, self._device, setup.optimizer, setup.total_steps)
         )
 
+        self._reference = ReferenceCopy(self._model.model) if setup.keeps_reference else None
+
     @property
     def rank_info(self) -> RankInfo:
         return self._rank_info
@@ -97,6 +100,9 @@ class Fsdp2Strategy(Generic[T]):
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
+        if self._reference is not None:
+            with self._reference.in_place():
+                return self.score(batch)
         require_adapter(self._model_config)
         with lora.adapter_disabled(self._model.model):
             return self.score(batch)
@@ -125,6 +131,10 @@ class Fsdp2Strategy(Generic[T]):
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
+    def move_reference(self, decay: float) -> None:
+        assert self._reference is not None, "the model was built without a reference"
+        self._reference.move(decay)
+
     def weight_manifest(self, *, adapter: bool = False) -> Manifest:
         return export.manifest(self._model.model, self._leaves_as(adapter=adapter), self._dtype)
 
@@ -139,10 +149,10 @@ class Fsdp2Strategy(Generic[T]):
         return export.full_weights(self._model.model, self._saved, self._dtype)
 
     def save(self, path: Path) -> None:
-        state.save(path, self._model.model, require_trainable(self._update))
+        state.save(path, self._model.model, require_trainable(self._update), self._reference)
 
     def load(self, path: Path) -> None:
-        state.load(path, self._model.model, require_trainable(self._update))
+        state.load(path, self._model.model, require_trainable(self._update), self._reference)
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         model = self._model.model
@@ -172,6 +182,8 @@ class Fsdp2Strategy(Generic[T]):
     def _move(self, device: torch.device) -> None:
         """Move the model and the optimizer state."""
         self._model.to(device)
+        if self._reference is not None:
+            self._reference.to(device)
         if self._update is None:
             return
         for optimizer in self._update.optimizers:

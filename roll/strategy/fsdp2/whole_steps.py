@@ -29,7 +29,7 @@ MakeOptimizer = Callable[[nn.Parameter], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the state of a parameter becomes plain tensors, which a checkpoint can hold, and back."""
+    """The way from a parameter's state to plain tensors, which a checkpoint can hold, and back."""
 
     plain: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] = dict
     """Returns tensors that share memory with the state."""

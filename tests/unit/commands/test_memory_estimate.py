@@ -251,6 +251,13 @@ def test_recipes_of_large_models_are_estimated(tmp_path: Path, name: str) -> Non
     assert roles[0].needs.resident == pytest.approx(12 * PUBLISHED[name][1] / 4, rel=0.01)
 
 
+def test_a_reference_that_follows_the_policy_is_counted_with_it(tmp_path: Path) -> None:
+    roles, _ = of_roles(recipe(tmp_path, "Qwen3-8B", "reference={follow: {every: 2}}"), CUDA)
+    assert [each.role for each in roles] == ["actor_train", "actor_infer"]
+    # Masters and their copy, 8 bytes, over four ranks.
+    assert roles[0].needs.weights == pytest.approx(8 * PUBLISHED["Qwen3-8B"][1] / 4, rel=0.01)
+
+
 def test_the_table_fits_80_columns() -> None:
     out = io.StringIO()
     roles = ["actor_train", "actor_infer", "teachers.math"]

@@ -87,8 +87,8 @@ def test_numbers_of_a_step_keep_their_units(tmp_path: Path) -> None:
     assert config.actor_train.samples_per_update == 256
     assert config.updates_per_step() == 2
     assert config.actor_train.max_tokens_per_microbatch == 2048 + 4096
-    assert config.reference is not None
-    assert config.reference.max_tokens_per_microbatch == 8 * (2048 + 4096)
+    assert config.reference_role is not None
+    assert config.reference_role.max_tokens_per_microbatch == 8 * (2048 + 4096)
     assert config.num_devices("actor_infer") == 12
     assert config.pools[config.actor_infer.pool] == "0-11"
 

@@ -164,9 +164,10 @@ def test_a_preset_moves_no_role_and_forgets_nothing_beside_its_parts(folder: Pat
         "algorithm: {advantage: {kind: gae}, masks: [{kind: overlong}]}\n"
     )
     config = layered(folder, own, "algorithm.preset=vapo")
-    assert config.reference is not None
+    reference = config.reference_role
+    assert reference is not None
     assert config.critic is not None
-    assert (config.reference.pool, config.reference.strategy.kind) == ("more", "hf")
+    assert (reference.pool, reference.strategy.kind) == ("more", "hf")
     assert (config.critic.pool, config.critic.optimizer.lr) == ("more", 0.001)
     assert config.critic.warmup_steps == 50
     assert config.rollout.max_in_flight_groups == 7

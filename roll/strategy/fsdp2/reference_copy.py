@@ -1,0 +1,64 @@
+"""A copy of the trained weights that follows them: the reference of a policy.
+
+The copy is sharded as the weights are, in their dtype. To compute with it, its values and those of
+the model change places, one parameter after the other, so nothing is gathered and hardly any
+memory is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from roll.strategy.tensor_names import trained
+
+
+class ReferenceCopy:
+    """The copy, which is equal to the model's weights at first."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._params = dict(trained(model))
+        self.values: dict[str, Tensor] = {
+            name: p.detach().clone() for name, p in self._params.items()
+        }
+        """Values by the name of the parameter."""
+
+    @torch.no_grad()
+    def move(self, decay: float) -> None:
+        """Make the copy `decay` times itself plus 1 - `decay` times the model's weights."""
+        for name, p in self._params.items():
+            if decay:
+                _local(self.values[name]).lerp_(_local(p), 1 - decay)
+            else:
+                _local(self.values[name]).copy_(_local(p))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model compute with the copy inside the block. Every bit is as before then."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def to(self, device: torch.device) -> None:
+        """Move the copy to a device."""
+        self.values = {name: value.to(device) for name, value in self.values.items()}
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, p in self._params.items():
+            ours, theirs = _local(self.values[name]), _local(p)
+            kept = theirs.clone()
+            theirs.copy_(ours)
+            ours.copy_(kept)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, without copying."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
