@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,26 +19,55 @@ INSTALL_TIMEOUT_S = 280
 def interpreter_with(*requirements: str) -> str:
     """Return the path of an interpreter that has these packages; make it for the first test that
     wants it. Skip the test if they cannot be installed, and say why."""
-    CACHE.mkdir(parents=True, exist_ok=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    name = "-".join((*requirements, version)).replace("==", "-").replace("/", "-")
-    folder, stamp = CACHE / name, CACHE / name / ".installed"
+    folder = CACHE / _name(*requirements, version)
     python = folder / "bin" / "python"
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists():
-            venv.create(folder, with_pip=True, clear=True)
-            command = [str(python), "-m", "pip", "install", "-q", "--no-input", *requirements]
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
-                )
-                why = done.stderr.strip()[-400:]
-            except subprocess.TimeoutExpired:
-                why = f"no end within {INSTALL_TIMEOUT_S} s"
-            else:
-                if done.returncode == 0:
-                    stamp.touch()
-        if not stamp.exists():
-            pytest.skip(f"{', '.join(requirements)} cannot be installed here: {why}")
+    _install(
+        folder,
+        [str(python), "-m", "pip", "install", *requirements],
+        before=lambda: venv.create(folder, with_pip=True, clear=True),
+    )
     return str(python)
+
+
+def folder_with(requirement: str) -> Path:
+    """Return a folder for `PYTHONPATH` with one package without its dependencies, for packages
+    that others would import wherever they find them. Otherwise as `interpreter_with`."""
+    folder = CACHE / _name("folder", requirement)
+    command = [str(Path(sys.executable).parent / "uv"), "pip", "install", "--no-deps"]
+    command += ["--python", sys.executable, "--target", str(folder), requirement]
+    _install(folder, command)
+    return folder
+
+
+def _name(*parts: str) -> str:
+    return "-".join(parts).replace("==", "-").replace("/", "-")
+
+
+def _install(
+    folder: Path, command: Sequence[str], before: Callable[[], None] = lambda: None
+) -> None:
+    """Run the command that fills a folder, unless it has been done; skip the test if it fails."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    stamp = folder / ".installed"
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists():
+            return
+        before()
+        try:
+            done = subprocess.run(
+                [*command, "--quiet"],
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+            )
+            why = done.stderr.strip()[-400:]
+        except subprocess.TimeoutExpired:
+            why = f"no end within {INSTALL_TIMEOUT_S} s"
+        else:
+            if done.returncode == 0:
+                stamp.touch()
+                return
+        pytest.skip(f"{folder.name} cannot be installed here: {why}")
