@@ -1,9 +1,10 @@
-"""Runs the examples of agents with several seeds, as their pages say, each seed with a model of its
-own.
+"""Runs the examples of agents and of pictures with several seeds, as their pages say, each seed
+with a model of its own.
 
 The script writes a table: the scores of validation at the start and at the end of each run, the
-share of malformed calls in the first and the last steps, and the CPU time of all processes. It
-fails if a run begins above or ends below what its row of `EXAMPLES` demands.
+share of malformed calls in the first and the last steps, the CPU time of all processes, and the
+largest gap between a log-prob of the engine and that of the trainer. It fails if a
+run begins above or ends below what its row of `EXAMPLES` demands, or if that gap is above `AGREES`.
 
     python benchmarks/agents_learn.py [--examples tools,frameworks] [--seeds 3]
         [--out outputs/agents_learn]
@@ -31,6 +32,7 @@ from benchmarks.process_meter import CpuBooks, adopt_orphans  # noqa: E402
 from roll.output_dir.trackers import read_records  # noqa: E402
 
 POLL_S = 0.2
+APART, AGREES = "mismatch/logprob_abs_max", 1e-4
 ENDS = 3
 """Steps that are averaged at the start and at the end for metrics of training."""
 
@@ -49,6 +51,8 @@ class Example:
     """Names of the run files."""
     falls: tuple[str, ...] = ()
     """Metrics of training that must fall."""
+    pipeline: str = "agentic"
+    """What the name of its folder begins with."""
 
 
 _TASK = (0.35, 0.9)
@@ -69,8 +73,15 @@ EXAMPLES = {
         dict.fromkeys(("openai_agents", "smolagents"), _TASK),
         falls=("reward/openai_agents/malformed_rate", "reward/smolagents/failed"),
     ),
+    "vision_quickstart": Example(
+        "counting",
+        "outputs/counting",
+        {"held_out": (0.5, 0.9)},
+        files=("run", "run_hf"),
+        pipeline="rlvr",
+    ),
 }
-"""Name of the example's folder, without `agentic_` -> the example."""
+"""Name of the example's folder, without `pipeline` -> the example."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,8 @@ class Found:
 
     pairs: Mapping[str, tuple[float, float]]
     """Metric -> its value at the start and at the end."""
+    apart: float
+    """Largest difference of a log-prob between engine and trainer in any step."""
     making_s: float
     """CPU time of the script, in seconds."""
     running_s: float
@@ -120,7 +133,7 @@ def run(name: str, file: str, seed: int, folder: Path) -> Found:
     made, output = folder / f"{example.script}-{seed}", folder / f"{name}-{file}-{seed}"
     make = [f"examples/{example.script}.py", "--out", str(made), "--seed", str(seed)]
     making_s = cpu_s(make, folder / f"{made.name}.cpu")
-    path = ROOT / f"examples/agentic_{name}/{file}.yaml"
+    path = ROOT / f"examples/{example.pipeline}_{name}/{file}.yaml"
     files = yaml.safe_load((path.parent / "run.yaml").read_text(encoding="utf-8"))
     settings = [*moved(files, example.outputs, str(made)), f"seed={seed}", f"output_dir={output}"]
     running_s = cpu_s(
@@ -129,7 +142,8 @@ def run(name: str, file: str, seed: int, folder: Path) -> Found:
     records = read_records(output / "metrics.jsonl")
     pairs = {each: ends(records, f"val/{each}/mean@1", 1) for each in example.scores}
     pairs |= {each: ends(records, each, ENDS) for each in example.falls}
-    return Found(pairs, making_s, running_s)
+    apart = max(record[APART] for record in records if APART in record)
+    return Found(pairs, apart, making_s, running_s)
 
 
 def ends(records: Sequence[Mapping[str, Any]], metric: str, count: int) -> tuple[float, float]:
@@ -141,10 +155,10 @@ def ends(records: Sequence[Mapping[str, Any]], metric: str, count: int) -> tuple
 def rows(name: str, file: str, found: Sequence[Found]) -> Iterator[str]:
     """Yield the rows of the table for a run file."""
     making_s, running_s = max(e.making_s for e in found), max(e.running_s for e in found)
-    cost = f"{making_s:.0f} s, {running_s:.0f} s"
+    cost = f"{making_s:.0f} s, {running_s:.0f} s | {max(e.apart for e in found):.0e}"
     for metric in found[0].pairs:
         pairs = ", ".join("{:.2f} to {:.2f}".format(*each.pairs[metric]) for each in found)
-        yield f"| `agentic_{name}/{file}.yaml` | {metric} | {pairs} | {cost} |"
+        yield f"| `{EXAMPLES[name].pipeline}_{name}/{file}.yaml` | {metric} | {pairs} | {cost} |"
 
 
 def learned(example: Example, found: Found) -> bool:
@@ -153,7 +167,8 @@ def learned(example: Example, found: Found) -> bool:
         found.pairs[each][0] <= start and found.pairs[each][1] >= end
         for each, (start, end) in example.scores.items()
     )
-    return scores and all(found.pairs[each][1] < found.pairs[each][0] for each in example.falls)
+    falls = all(found.pairs[each][1] < found.pairs[each][0] for each in example.falls)
+    return scores and falls and found.apart <= AGREES
 
 
 def main() -> None:
@@ -165,8 +180,9 @@ def main() -> None:
     adopt_orphans()
     folder = args.out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    table = ["| run file | metric | start to end, each seed | CPU of model and run |"]
-    table += ["|---|---|---|---|"]
+    titles = ("run file", "metric", "start to end, each seed", "CPU of model and run", "gap")
+    table = [f"| {' | '.join(titles)} |"]
+    table += ["|---|---|---|---|---|"]
     good = True
     for name in args.examples.split(","):
         for file in EXAMPLES[name].files:
