@@ -56,10 +56,8 @@ class ShardedSteps:
         self._optimizer.state.pop(p, None)
         if outline:
             self._optimizer.state[p] = {
-                name: torch.zeros_like(p)
-                if shape == p.shape
-                else torch.zeros(shape, dtype=dtype, device=p.device)
-                for name, (shape, dtype) in outline.items()
+                name: torch.zeros((), device=p.device) if name == "step" else torch.zeros_like(p)
+                for name in outline
             }
 
     def step(self, lr: float) -> None:

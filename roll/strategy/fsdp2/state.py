@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -19,12 +20,15 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
 from roll.models import lora
-from roll.strategy.fsdp2.files import IndexedReader, IndexedWriter
+from roll.strategy.fsdp2.files import INDEX, IndexedReader, IndexedWriter
 from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.tensor_names import trained
 from roll.strategy.training.checkpoint_state import begin, finish
 from roll.strategy.training.random_states import set_random_states
+
+_TABLE = 256
+"""Elements of the largest tensor of a state that does not depend on the parameter's size."""
 
 
 def save(
@@ -65,7 +69,7 @@ def load(
         )
     reader = IndexedReader(path)
     reader.check_files()
-    _make_states(reader.read_metadata(), model, update)
+    _make_states(path, reader.read_metadata(), model, update)
     tensors = _model_tensors(model) | _optimizer_tensors(model, update) | _copied(reference)
     try:
         dcp_load(tensors, storage_reader=reader)
@@ -110,21 +114,29 @@ def _copied(reference: ReferenceCopy | None) -> dict[str, Tensor]:
     return {f"reference.{name}": value for name, value in values.items()}
 
 
-def _make_states(saved: Metadata, model: PreTrainedModel, update: Update) -> None:
-    """Give the optimizers states of zero, of the same tensors as in the checkpoint."""
-    names = {p: name for name, p in trained(model)}
-    outlines = saved.state_dict_metadata
-    keys: dict[str, list[str]] = {}
-    for key in outlines:
-        keys.setdefault(key.rpartition(".")[0], []).append(key)
+def _make_states(path: Path, saved: Metadata, model: PreTrainedModel, update: Update) -> None:
+    """Give the optimizers states of zero, of the same tensors as in the checkpoint.
+
+    Raises:
+        CheckpointError: a tensor is too large to be one of them. Nothing has changed then.
+    """
+    outlines: dict[str, dict[str, tuple[torch.Size, torch.dtype]]] = {}
+    named = {_prefix(name)[:-1]: p for name, p in trained(model)}
+    for key, known in saved.state_dict_metadata.items():
+        owner, _, part = key.rpartition(".")
+        if owner not in named:
+            continue
+        assert isinstance(known, TensorStorageMetadata)
+        if known.size.numel() > max(named[owner].numel(), _TABLE):
+            raise CheckpointError(
+                f"{path / INDEX} is damaged: {key} has the shape {tuple(known.size)}, more than "
+                f"its parameter of {named[owner].numel()} elements"
+            )
+        outlines.setdefault(owner, {})[part] = (known.size, known.properties.dtype)
+    of = {p: outlines.get(owner, {}) for owner, p in named.items()}
     for optimizer in update.optimizers:
         for p in optimizer.params:
-            outline = {}
-            for key in keys.get(_prefix(names[p])[:-1], ()):
-                known = outlines[key]
-                assert isinstance(known, TensorStorageMetadata)
-                outline[key.rpartition(".")[2]] = (known.size, known.properties.dtype)
-            optimizer.restore(p, outline)
+            optimizer.restore(p, of[p])
 
 
 def _prefix(name: str) -> str:
