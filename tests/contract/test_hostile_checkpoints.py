@@ -15,6 +15,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.core.errors import CheckpointError, RollError
 from roll.core.types import WorkerSpec
+from roll.strategy.fsdp2.files import INDEX
 from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TrainBackend, TrainConfig
 from tests.contract.ranks import run_ranks
@@ -66,6 +67,8 @@ def attack(kind: str, spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         said["list"] = str(error)
     shutil.rmtree(bad)
     said["whole"] = _without_a_shard(strategy, good, bad)
+    if kind == "fsdp2":
+        said["huge"] = _with_a_huge_state(strategy, good, bad)
     old = json.loads((good / "meta.json").read_text()) | {"format": 1}
     (good / "meta.json").write_text(json.dumps(old))
     try:
@@ -73,6 +76,19 @@ def attack(kind: str, spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     except RollError as error:
         said["old"] = str(error)
     return {"files": files, "said": said}
+
+
+def _with_a_huge_state(strategy: TrainStrategy[Any], good: Path, bad: Path) -> str:
+    """Load a checkpoint whose index asks for a terabyte of optimizer state; return the error."""
+    shutil.copytree(good, bad)
+    index = json.loads((bad / INDEX).read_text())
+    name = next(key for key in index["tensors"] if key.endswith(".exp_avg"))
+    index["tensors"][name]["shape"] = [1 << 38]
+    (bad / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="is damaged") as error:
+        strategy.load(bad)
+    shutil.rmtree(bad)
+    return str(error.value)
 
 
 def _without_a_shard(strategy: TrainStrategy[Any], good: Path, bad: Path) -> str:
@@ -114,5 +130,6 @@ def test_no_file_of_a_checkpoint_runs_code_and_old_ones_are_refused(
         assert said[f"{name} pickle"] == "loaded", "nobody reads it"
     assert "meta.json is damaged" in said["list"]
     assert said["whole"] == "nothing changed"
+    assert kind != "fsdp2" or "exp_avg has the shape (274877906944,)" in said["huge"]
     assert "has format 1" in said["old"]
     assert "older ones hold pickles" in said["old"]
