@@ -118,13 +118,13 @@ def test_a_cluster_with_a_dead_replica_closes_in_order(manager: ResourceManager)
         cluster.restart(0)
 
 
-def test_replicas_that_are_killed_or_replaced_leave_no_shared_memory(
-    engines: Cluster[Echo],
-) -> None:
-    files = [Path("/dev/shm", name) for name in engines.call_each(Echo.share_memory)]
-    assert [file.exists() for file in files] == [True, True]
+def test_a_replica_that_is_killed_leaves_no_shared_memory(engines: Cluster[Echo]) -> None:
+    file = Path("/dev/shm", engines.on([0]).call(Echo.share_memory))
+    assert file.exists()
     os.kill(engines.on([0]).call(Echo.pid), signal.SIGKILL)
-    for rank in (0, 1):
-        engines.restart(rank)
-    assert [file.exists() for file in files] == [False, False]
+    engines.restart(0)
+    deadline = time.monotonic() + 30
+    while file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not file.exists()
     assert engines.call_each(Echo.ping) == ["actor_infer[0]", "actor_infer[1]"]

@@ -36,7 +36,7 @@ LOOKS = 3
 """Number of consecutive searches without a match after which no marked process is left. One is not
 enough, because a process may start while the list of processes is read."""
 
-TRACKER_S = 5.0
+TRACKER_S = 20.0
 """Time in which resource trackers must end after all other processes, in seconds."""
 
 LATE_LOOKS = 10
