@@ -1,5 +1,5 @@
 """The optimizer `adamw_8bit` with the real torchao, which is not installed beside roll: peft would
-import it in each process, which takes seconds."""
+import it in each process, which takes a second and writes warnings."""
 
 from __future__ import annotations
 
