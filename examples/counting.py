@@ -9,13 +9,9 @@ model (Qwen3-VL architecture, 0.8 M parameters) learns by SFT from a teacher tha
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
-import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +24,14 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from examples.tiny_model import VISION_TOKENS, splitter, tokenizer_of, write_vision_model
+from examples.tiny_model import (
+    VISION_TOKENS,
+    run_script,
+    splitter,
+    tokenizer_of,
+    warm_start,
+    write_vision_model,
+)
 
 SQUARES, PIXELS = 3, 14
 COLOURS = {
@@ -55,7 +58,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-HERE = Path(__file__).parent
 
 Row = dict[str, Any]
 
@@ -123,32 +125,8 @@ def make(out: Path, seed: int) -> None:
     write(warm / "train.parquet", rows)
     torch.manual_seed(seed)
     make_model(warm / "model")
-    command = [sys.executable, "-m", "roll.cli", "run"]
-    command += [str(HERE / "rlvr_vision_quickstart" / "warm_start.yaml"), f"seed={seed}"]
-    command += [f"model.path={warm}/model", f"output_dir={warm}/run", "resume=never"]
-    subprocess.run([*command, f"data.sources.0.path={warm}/train.parquet"], check=True)
-    shutil.copytree(warm / "run" / "hf", out / "making")
-    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/counting"))
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if (args.out / "model" / "config.json").exists():
-        print(f"{args.out} is made already")
-        return
-    shutil.rmtree(args.out / "making", ignore_errors=True)
-    start = time.perf_counter()
-    try:
-        make(args.out, args.seed)
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command begins anew") from None
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(error.returncode) from None  # the run has already printed its error
-    print(f"{args.out}: a model and its data, made in {time.perf_counter() - start:.0f} s")
+    warm_start("rlvr_vision_quickstart", out, seed, "train.parquet")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(make, "outputs/counting", (__doc__ or "").splitlines()[0])

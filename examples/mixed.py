@@ -12,7 +12,6 @@ praise. Its tokenizer knows the words that matter there, and drops all others.
 
 from __future__ import annotations
 
-import argparse
 import json
 import operator
 import random
@@ -20,7 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from examples.tiny_model import splitter, tokenizer_of, write_model
+from examples.tiny_model import run_script, splitter, tokenizer_of, write_model
 from roll.config import RlvrConfig, load_config
 from roll.rewards.contract import sample_of
 from roll.rewards.judge.template import template_of
@@ -239,23 +237,5 @@ def train(out: Path, name: str, made: str, seed: int) -> None:
     (out / "making").rename(out / made)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/mixed"))
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if (args.out / "model" / "config.json").exists():
-        print(f"{args.out} is made already")
-        return
-    start = time.perf_counter()
-    try:
-        make(args.out, args.seed)
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command begins anew") from None
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(error.returncode) from None  # the run has already printed its error
-    print(f"{args.out}: two models and their data, made in {time.perf_counter() - start:.0f} s")
-
-
 if __name__ == "__main__":
-    main()
+    run_script(make, "outputs/mixed", (__doc__ or "").splitlines()[0])
