@@ -35,7 +35,7 @@ from roll.rollout.dense import dense
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import from_disk
-from tests.unit.config.test_config import error, run_file  # noqa: F401 - a fixture
+from tests.rlvr_file import error
 
 SAID = "First, 3 + 4 = 7.\nSo the naïve answer is 好的 7 🧮!\n\nStep 2: check it twice.  Done"
 
@@ -366,7 +366,7 @@ GDPO = "algorithm.advantage.kind=gdpo"
     ],
 )
 def test_where_they_cannot_work_they_are_refused(
-    run_file: Path,  # noqa: F811
+    run_file: Path,
     changes: list[str],
     told: str,
 ) -> None:

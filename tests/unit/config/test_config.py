@@ -16,41 +16,7 @@ from roll.config.algorithm.losses import PpoClipConfig
 from roll.config.errors import ConfigError
 from roll.config.sections.placement import parse_devices
 from roll.config.step_plan import BatchPlan
-
-RUN = """\
-pipeline: rlvr
-output_dir: out
-max_steps: 10
-model: {path: model}
-pools: {all: "0"}
-actor_train: {pool: all, optimizer: {lr: 1e-4}}
-actor_infer: {pool: all, strategy: {kind: vllm, tp: 1}}
-reference: {pool: all}
-data:
-  sources: [{path: a.jsonl, tag: sort}]
-  prompts_per_step: 32
-rewards:
-  sort: {fn: exact, tags: [sort]}
-"""
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text(RUN)
-    return path
-
-
-def loaded(path: Path, *overrides: str) -> RlvrConfig:
-    config = load_config(path, overrides).config
-    assert isinstance(config, RlvrConfig)
-    return config
-
-
-def error(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    return str(caught.value)
+from tests.rlvr_file import RUN, error, loaded
 
 
 def test_a_kernel_that_one_role_of_a_model_takes_may_be_set(run_file: Path) -> None:

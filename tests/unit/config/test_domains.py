@@ -29,8 +29,8 @@ from roll.rollout.filters import build_filters
 from roll.rollout.types import Group, GroupTask, ScoredSample
 from roll.runtime.reward_router import RewardRouter
 from tests.fakes import SAMPLING, ScriptedEngine, group, prompt, single_turn
+from tests.rlvr_file import error, loaded
 from tests.tiny import rollout_batch
-from tests.unit.config.test_config import error, loaded, run_file  # noqa: F401 - a fixture
 from tests.unit.rewards.test_left_out import scored
 from tests.unit.rewards.test_reward_router import hosted, sample
 
@@ -258,11 +258,11 @@ KNOWN = ["domains={sort: {rewards: {sort: 2.0}}}"]
         ("domains.sort.advantage.kind=distill", "teachers: distill of domains.sort needs"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(run_file: Path, change: str, told: str) -> None:  # noqa: F811
+def test_a_mistake_is_told_with_its_key(run_file: Path, change: str, told: str) -> None:
     assert told in error(run_file, change)
 
 
-def test_a_limit_that_a_penalty_would_not_know_is_refused(run_file: Path) -> None:  # noqa: F811
+def test_a_limit_that_a_penalty_would_not_know_is_refused(run_file: Path) -> None:
     changes = [
         "algorithm.reward_shaping=[{kind: overlong_penalty}]",
         "domains.sort.sampling.max_new_tokens=64",
@@ -276,7 +276,7 @@ def test_a_limit_that_a_penalty_would_not_know_is_refused(run_file: Path) -> Non
     assert config.temperature("sort") == 1.0
 
 
-def test_tags_of_a_column_are_those_that_rewards_take(run_file: Path) -> None:  # noqa: F811
+def test_tags_of_a_column_are_those_that_rewards_take(run_file: Path) -> None:
     column = "data.sources=[{path: a.jsonl, columns: {tag: kind}}]"
     assert loaded(run_file, column, *KNOWN).reward_weights("sort") == {"sort": 2.0}
     assert "no reward takes the tag 'srt'; did you mean 'sort'?" in error(
@@ -284,7 +284,7 @@ def test_tags_of_a_column_are_those_that_rewards_take(run_file: Path) -> None:  
     )
 
 
-def test_a_resolved_config_means_the_same(run_file: Path) -> None:  # noqa: F811
+def test_a_resolved_config_means_the_same(run_file: Path) -> None:
     changes = ["sampling.max_new_tokens=77", "domains.sort.sampling.temperature=0.5"]
     config = loaded(run_file, *changes)
     again = RlvrConfig.model_validate_json(config.model_dump_json())
@@ -292,7 +292,7 @@ def test_a_resolved_config_means_the_same(run_file: Path) -> None:  # noqa: F811
     assert again.domain_sampling["sort"].max_new_tokens == 77
 
 
-def test_an_inherited_domain_can_be_dropped(tmp_path: Path, run_file: Path) -> None:  # noqa: F811
+def test_an_inherited_domain_can_be_dropped(tmp_path: Path, run_file: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text("defaults: [run.yaml]\ndomains: {sort: null}\n")
     run_file.write_text(run_file.read_text() + "domains: {sort: {filters: []}}\n")
@@ -300,7 +300,7 @@ def test_an_inherited_domain_can_be_dropped(tmp_path: Path, run_file: Path) -> N
     assert not loaded(child).domains
 
 
-def test_a_weight_for_a_reward_that_does_not_score_the_tag_is_refused(run_file: Path) -> None:  # noqa: F811
+def test_a_weight_for_a_reward_that_does_not_score_the_tag_is_refused(run_file: Path) -> None:
     changes = [
         "data.sources=[{path: a.jsonl, tag: sort}, {path: b.jsonl, tag: other}]",
         "rewards.other={fn: exact, tags: [other]}",

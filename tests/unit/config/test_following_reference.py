@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.config import RlvrConfig, load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.training import FollowConfig, ScoreRole
+from tests.rlvr_file import loaded
 
 RUN = """\
 output_dir: out
@@ -25,19 +25,6 @@ rewards:
   sort: {fn: exact, tags: [sort]}
 algorithm: {preset: grpo}
 """
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text(RUN)
-    return path
-
-
-def loaded(path: Path, *overrides: str) -> RlvrConfig:
-    config = load_config(path, overrides).config
-    assert isinstance(config, RlvrConfig)
-    return config
 
 
 def test_it_is_no_role_of_its_own(run_file: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.config import RlvrConfig, load_config
+from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.optimizers.kinds import AdamWConfig, MuonConfig, OptimizerConfig
+from tests.rlvr_file import loaded as loaded_run
 
 RUN = """\
 pipeline: rlvr
@@ -29,17 +30,8 @@ rewards:
 """
 
 
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text(RUN)
-    return path
-
-
 def loaded(path: Path, *overrides: str) -> OptimizerConfig:
-    config = load_config(path, overrides).config
-    assert isinstance(config, RlvrConfig)
-    return config.actor_train.optimizer
+    return loaded_run(path, *overrides).actor_train.optimizer
 
 
 def over(path: Path, optimizer: str) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.config import RlvrConfig, load_config
 from roll.config.algorithm.losses import PpoClipConfig
 from roll.config.errors import ConfigError
+from tests.rlvr_file import loaded
 
 RUN = """\
 pipeline: rlvr
@@ -26,19 +26,6 @@ data:
 rewards:
   sort: {fn: exact, tags: [sort], kwargs: {a: 1}}
 """
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text(RUN)
-    return path
-
-
-def loaded(path: Path, *overrides: str) -> RlvrConfig:
-    config = load_config(path, overrides).config
-    assert isinstance(config, RlvrConfig)
-    return config
 
 
 def outcome(path: Path, overrides: tuple[str, ...]) -> str:

@@ -19,8 +19,8 @@ from roll.core.types import GenerateRequest, SamplingParams
 from roll.models.vocabulary import check_token_ids
 from roll.strategy.sglang.requests import generate_input
 from tests.pipelines.test_agentic import task
+from tests.rlvr_file import error, loaded
 from tests.tiny import char_tokenizer
-from tests.unit.config.test_config import error, loaded, run_file  # noqa: F401 - a fixture
 
 SGLANG = "actor_infer.strategy={kind: sglang}"
 
@@ -32,7 +32,7 @@ def chat(engine: str, *overrides: str) -> ChatConfig:
     )
 
 
-def test_stop_tokens_of_a_tag_stand_in_place_of_those_of_the_run(run_file: Path) -> None:  # noqa: F811
+def test_stop_tokens_of_a_tag_stand_in_place_of_those_of_the_run(run_file: Path) -> None:
     config = loaded(
         run_file, "sampling.stop_token_ids=[5, 6]", "domains.sort.sampling.stop_token_ids=[7]"
     )
@@ -42,7 +42,7 @@ def test_stop_tokens_of_a_tag_stand_in_place_of_those_of_the_run(run_file: Path)
 
 
 @pytest.mark.parametrize("key", ["sampling", "domains.sort.sampling", "validation.sampling"])
-def test_stop_tokens_that_sglang_would_ignore_are_refused_once(run_file: Path, key: str) -> None:  # noqa: F811
+def test_stop_tokens_that_sglang_would_ignore_are_refused_once(run_file: Path, key: str) -> None:
     both = [f"{key}.stop_token_ids=[5]", f"{key}.ignore_eos=true"]
     loaded(run_file, *both)
     told = error(run_file, SGLANG, *both, "domains.sort.sampling.max_new_tokens=9")
@@ -90,7 +90,7 @@ def test_every_setting_of_sampling_is_known_to_be_trained_or_not() -> None:
 @pytest.mark.parametrize("name", RESHAPED)
 @pytest.mark.parametrize("pipeline", ["rlvr", "agentic"])
 def test_what_the_trainer_cannot_compute_is_refused_in_training_and_allowed_elsewhere(
-    run_file: Path,  # noqa: F811
+    run_file: Path,
     tmp_path: Path,
     name: str,
     pipeline: str,
@@ -111,7 +111,7 @@ def test_what_the_trainer_cannot_compute_is_refused_in_training_and_allowed_else
 
 
 @pytest.mark.parametrize("name", sorted(set(RESHAPED) - {"logit_bias"}))
-def test_what_sglang_cannot_do_is_refused_with_engine_and_key(run_file: Path, name: str) -> None:  # noqa: F811
+def test_what_sglang_cannot_do_is_refused_with_engine_and_key(run_file: Path, name: str) -> None:
     asked = f"validation.sampling.{name}={RESHAPED[name]}"
     told = error(run_file, SGLANG, asked)
     assert f"validation.sampling.{name}: with actor_infer.strategy.kind = sglang, " in told
@@ -123,7 +123,7 @@ def test_what_sglang_cannot_do_is_refused_with_engine_and_key(run_file: Path, na
 
 
 @pytest.mark.parametrize("name", RESHAPED)
-def test_an_engine_that_guesses_ahead_takes_none_of_them(run_file: Path, name: str) -> None:  # noqa: F811
+def test_an_engine_that_guesses_ahead_takes_none_of_them(run_file: Path, name: str) -> None:
     guesses = "actor_infer.strategy.speculation={kind: ngram}"
     told = error(run_file, guesses, f"validation.sampling.{name}={RESHAPED[name]}")
     assert f"validation.sampling.{name}: with actor_infer.strategy.speculation, vLLM" in told
@@ -141,11 +141,11 @@ def test_an_engine_that_guesses_ahead_takes_none_of_them(run_file: Path, name: s
         ("logit_bias={-1: 1}", "greater than or equal to 0"),
     ],
 )
-def test_values_without_a_meaning_are_refused(run_file: Path, override: str, told: str) -> None:  # noqa: F811
+def test_values_without_a_meaning_are_refused(run_file: Path, override: str, told: str) -> None:
     assert told in error(run_file, f"validation.sampling.{override}")
 
 
-def test_a_bias_survives_the_file_of_the_resolved_config(run_file: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_bias_survives_the_file_of_the_resolved_config(run_file: Path, tmp_path: Path) -> None:
     config = loaded(run_file, "validation.sampling.logit_bias={5: -100, 7: 1.5}")
     again = tmp_path / "again.yaml"
     again.write_text(yaml.safe_dump(json.loads(config.model_dump_json())))
@@ -156,7 +156,7 @@ def test_a_bias_survives_the_file_of_the_resolved_config(run_file: Path, tmp_pat
 
 
 def test_a_tag_has_texts_without_their_stop_string_and_environments_have_none(
-    run_file: Path,  # noqa: F811
+    run_file: Path,
     tmp_path: Path,
 ) -> None:
     config = loaded(run_file, "domains.sort.sampling.stop_in_text=false")

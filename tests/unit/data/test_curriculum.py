@@ -27,7 +27,7 @@ from roll.rollout.filters import equal_rewards
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.types import Group, GroupTask
 from tests.fakes import from_disk, group
-from tests.unit.config.test_config import error, run_file  # noqa: F401 - a fixture
+from tests.rlvr_file import error
 from tests.unit.data.test_mixing import _dataset, _prompt
 
 BANDS = st.tuples(st.integers(0, 100), st.integers(0, 100), st.integers(5, 100)).map(
@@ -366,5 +366,5 @@ def test_a_checkpoint_of_another_choice_is_refused() -> None:
         ("data.curriculum.hihg=0.5", "unknown key; did you mean 'high'?"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(run_file: Path, change: str, told: str) -> None:  # noqa: F811
+def test_a_mistake_is_told_with_its_key(run_file: Path, change: str, told: str) -> None:
     assert told in error(run_file, change)
