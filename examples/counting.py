@@ -1,4 +1,4 @@
-"""Make the model and the data of the vision quickstart, in two minutes and without a network.
+"""Make the model and the data of the vision quickstart, in four minutes and without a network.
 
 A picture has 3 x 3 squares of 14 x 14 pixels, and the model says how many of them are red. The
 model (Qwen3-VL architecture, 0.8 M parameters) learns by SFT from a teacher that is right in 46 of
