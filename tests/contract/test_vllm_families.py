@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 IN_BFLOAT16: dict[str, dict[str, Any]] = {
     "qwen3_next": _EXPERTS | _DELTA_NET,
     "qwen3_5": _DELTA_NET,
+    "qwen3_5_moe": _EXPERTS | _DELTA_NET,
 }
 """The same of models with delta nets, which vLLM computes in bfloat16 only."""
 _LINEAR = {"dtype": "bfloat16", "prefix_caching": False}
