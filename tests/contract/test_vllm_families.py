@@ -18,6 +18,15 @@ from tests.contract import served_job
 from tests.contract.served_job import Served
 
 ROOT = Path(__file__).parents[2]
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 _EXPERTS = {"moe_intermediate_size": 48}  # vLLM pads it
 _DELTA_NET = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -39,6 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe": {},
     "qwen2_moe": _EXPERTS,
     "glm4_moe": _EXPERTS,
+    "gpt_oss": {"rope_parameters": _YARN, "intermediate_size": 64, "swiglu_limit": 7.0},
 }
 """Settings with which vLLM computes tiny models of `tests/families.py` without a GPU."""
 IN_BFLOAT16: dict[str, dict[str, Any]] = {

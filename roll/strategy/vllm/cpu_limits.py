@@ -80,8 +80,6 @@ UNSERVED: Mapping[str, str] = {
     "glm4_moe_lite": "its log-probs (latent attention for CPUs) differ by up to 0.24 from those of "
     "transformers, before the first update as well",
     "glm_moe_dsa": "vLLM has no sparse attention for CPUs",
-    "gpt_oss": "after a push of weights its log-probs differ by up to 2.1 from those of "
-    "transformers, and it is not known why",
     "minimax_m2": "vLLM's choice of experts for CPUs knows softmax only, and these weigh by a "
     "sigmoid",
 }

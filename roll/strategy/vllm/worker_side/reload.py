@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll.core.errors import WeightSyncError
+from roll.strategy.vllm.worker_side.direct_copies import DirectCopies
 from roll.strategy.vllm.worker_side.experts import packing_experts
 
 
@@ -32,7 +33,7 @@ def reload_weights(model_runner: Any, tensors: Iterator[tuple[str, Tensor]]) -> 
         at = "after the last tensor"
 
     try:
-        with packing_experts(model):
+        with packing_experts(model), DirectCopies(model):
             model_runner.reload_weights(weights_iterator=noted())
     except Exception as error:
         _put_back(model, model_runner.model_config)
