@@ -29,7 +29,7 @@ _GENERATING = """\
 actor_train:                # trains the policy
   pool: {train}
   strategy: {{kind: fsdp2}}   # or deepspeed, megatron
-  optimizer: {{lr: 1.0e-6, warmup_steps: 10}}   # tiny models want 100 times as much
+  optimizer: {{lr: 1.0e-6, warmup_ratio: 0.05}}   # tiny models want 100 times as much
 actor_infer:                # writes the responses
   pool: {infer}
   strategy: {{kind: {engine}}}
@@ -39,7 +39,8 @@ _ROWS = """\
 actor_train:
   pool: {train}
   strategy: {{kind: {engine}}}
-  optimizer: {{lr: {lr}, warmup_steps: 10, schedule: cosine}}   # tiny models want 100 times as much
+  # tiny models want 100 times as much
+  optimizer: {{lr: {lr}, warmup_ratio: 0.05, schedule: cosine}}
 """
 _REFERENCE = """\
 reference:                  # the start model, frozen

@@ -100,7 +100,7 @@ def test_a_run_file_of_each_pipeline_passes_the_check(
     assert after == ["check", *look, "try", "run"]
     told = checked(out)
     assert "ok, with" in told or gpus, told
-    config = load_config(out).config
+    config = load_config(out, ["max_steps=1"]).config  # no warm-up is longer than a short run
     assert config.pipeline == pipeline
     assert config.output_dir == "outputs/mine"
     assert sum(" # " in line for line in out.read_text().splitlines()) >= 3

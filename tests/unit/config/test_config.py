@@ -89,10 +89,6 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["warmup_steps: 10 steps of warm-up", "10 optimizer steps", "at most 9"],
         ),
         (
-            "actor_train.optimizer={schedule: inverse_sqrt, warmup_ratio: 0.95}",
-            ["warmup_ratio: 10 steps of warm-up", "10 optimizer steps", "at most 9"],
-        ),
-        (
             "actor_train.optimizer={warmup_steps: 2, warmup_ratio: 0.1}",
             ["warmup_ratio: the warm-up has a number of steps already", "warmup_steps: 2"],
         ),

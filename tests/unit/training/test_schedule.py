@@ -124,6 +124,8 @@ def test_wsd_decays_to_its_floor_at_the_last_step() -> None:
 def test_warmup_and_decay_as_shares_are_rounded_up_but_not_by_binary_fractions() -> None:
     assert AdamWConfig(warmup_ratio=0.07).warmup(100) == 7
     assert AdamWConfig(warmup_ratio=0.05).warmup(30) == 2
+    assert AdamWConfig(warmup_ratio=0.05).warmup(1) == 0
+    assert AdamWConfig(warmup_ratio=0.95).warmup(10) == 9
     assert AdamWConfig(warmup_steps=3).warmup(None) == 3
     assert AdamWConfig(decay_ratio=0.07).decay(100) == 7
     assert AdamWConfig(decay_ratio=0.99).decay(3) == 2

@@ -26,7 +26,8 @@ class OptimizerBase(Config):
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps in which the learning rate rises linearly from zero."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the run's steps that are warm-up, rounded up; in place of `warmup_steps`."""
+    """Share of the run's steps that are warm-up, rounded up, but not all of them; in place of
+    `warmup_steps`."""
     decay_ratio: float = Field(default=0.1, gt=0, lt=1)
     """Share of the run's steps in which `wsd` decays, rounded up."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
@@ -34,7 +35,8 @@ class OptimizerBase(Config):
     it reaches it earlier."""
 
     def warmup(self, total_steps: int | None) -> int:
-        """Return the number of steps of the warm-up in a run of `total_steps`.
+        """Return the number of steps of the warm-up in a run of `total_steps`; as a share, all but
+        the last at most.
 
         Raises:
             ValueError: the warm-up is a share of the run's steps, and `total_steps` is None.
@@ -43,7 +45,7 @@ class OptimizerBase(Config):
             return self.warmup_steps
         if total_steps is None:
             raise ValueError("warmup_ratio needs the total number of optimizer steps")
-        return _rounded_up(self.warmup_ratio * total_steps)
+        return min(_rounded_up(self.warmup_ratio * total_steps), total_steps - 1)
 
     def decay(self, total_steps: int) -> int:
         """Return the number of steps in which `wsd` decays in a run of `total_steps`: all but the
