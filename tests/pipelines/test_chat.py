@@ -111,7 +111,8 @@ def test_rows_are_conversations_of_their_own_and_have_expected_answers(
     run: Path, tmp_path: Path
 ) -> None:
     (run.parent / "answered.py").write_text(
-        "def answered(sample):\n    return float(sample.answer == '42')\n"
+        "def answered(sample):\n"
+        "    return float(sample.answer == '42') + 2 * (sample.extra.get('level') == 'hard')\n"
     )
     config = (run / "config.yaml").read_text()
     changed = tmp_path / "out"
@@ -120,7 +121,8 @@ def test_rows_are_conversations_of_their_own_and_have_expected_answers(
     (changed / "config.yaml").write_text(
         config.replace("test_run_rewards:digits", "answered:answered")
     )
-    rows = [{"prompt": "1 + 2 =", "answer": "42"}, {"prompt": "1 + 2 =", "answer": "3"}]
+    rows = [{"answer": "42"}, {"answer": "3"}, {"answer": "42", "level": "hard"}]
+    rows = [{"prompt": "1 + 2 =", **row} for row in rows]
     typed = "".join(json.dumps(row) + "\n" for row in rows)
     done = subprocess.run(
         command(changed, "--json", "--rows", "--reward", "sampling.temperature=0"),
@@ -133,9 +135,9 @@ def test_rows_are_conversations_of_their_own_and_have_expected_answers(
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["rewards"]["digits"]["score"] for one in found] == [1.0, 0.0]
+    assert [one["rewards"]["digits"]["score"] for one in found] == [1.0, 0.0, 3.0]
     expected, _ = likeliest(run / "hf", turns("1 + 2 ="))
-    assert [one["response"] for one in found] == [expected, expected]
+    assert [one["response"] for one in found] == [expected] * 3
 
 
 def test_a_checkpoint_is_the_policy_of_its_step(run: Path) -> None:
@@ -154,6 +156,7 @@ def test_a_checkpoint_is_the_policy_of_its_step(run: Path) -> None:
         ("1" * 600 + "\n", (), "the model takes 512 with its answer; /reset begins anew"),
         ("no row\n", ("--rows",), "--rows: 'no row' is no JSON"),
         ('{"text": "1"}\n', ("--rows",), "expected an object with the text `prompt`"),
+        ('{"prompt": "1", "anwser": "2"}\n', ("--rows",), "did you mean 'answer'?"),
         ("1\n", ("sampling.temperatur=0",), "did you mean"),
         ("1\n", ("--checkpoint", "3"), "has no complete checkpoint of step [3]"),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class Question:
     """Expected answer; empty: none is known."""
     tag: str | None = None
     """Tag of the rewards; None: that of the run's first source."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns, for the rewards."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Judges:
         if not known:
             tags = sorted({tag for one in self._config.rewards.values() for tag in one.tags})
             raise ConfigError(f"no reward has the tag {tag!r} (known: {', '.join(tags)})")
-        row = Prompt("chat:0", prompt, whole, question.answer, tag)
+        row = Prompt("chat:0", prompt, whole, question.answer, tag, question.extra)
         sample = Sample("0/chat:0/0", "0/chat:0", row, completion, text)
         tries = score_responses(self._config, self._folder, [Response(sample)])
         verdicts = []

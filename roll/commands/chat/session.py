@@ -15,7 +15,7 @@ from roll.commands.chat.conversation import Conversation
 from roll.commands.chat.judging import Judges, Question, as_data
 from roll.commands.chat.show import TextStream, end_of, logprob_line, verdict_lines
 from roll.commands.chat.speaker import Speaker
-from roll.config.errors import UserError
+from roll.config.errors import UserError, nearest
 from roll.core.completion import Completion
 from roll.core.errors import DataError
 from roll.core.types import SamplingParams
@@ -159,21 +159,25 @@ def question_of(line: str) -> Question:
     """Return the row of a line of `--rows`.
 
     Raises:
-        DataError: it is no JSON object, or has other keys than `prompt`, `answer` and `tag`.
+        DataError: it is no JSON object, has no text `prompt`, or a key looks like a misspelt one.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"--rows: {line!r} is no JSON: {error}") from None
     known = {"prompt", "answer", "tag"}
-    texts = isinstance(row, dict) and all(isinstance(value, str) for value in row.values())
-    if not texts or "prompt" not in row or row.keys() - known:
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(key, "" if key != "prompt" else None), str) for key in known
+    ):
         raise DataError(
             f"--rows: {line!r}: expected an object with the text `prompt`, and perhaps the texts "
-            "`answer` and `tag`"
+            "`answer` and `tag`; further keys are for the rewards"
         )
-    tag = row.get("tag")
-    return Question(row["prompt"], row.get("answer", ""), tag)
+    extra = {key: value for key, value in row.items() if key not in known}
+    for key in extra:
+        if meant := nearest(key, known - row.keys()):
+            raise DataError(f"--rows: {line!r}: unknown key {key!r}{meant}")
+    return Question(row["prompt"], row.get("answer", ""), row.get("tag"), extra)
 
 
 def typed_lines() -> Iterator[str]:
