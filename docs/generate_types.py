@@ -64,6 +64,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "ChatTemplate",
             "Tracker",
             "Env",
+            "RewardWorker",
         ),
     ),
     (
@@ -95,6 +96,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "Writing",
             "SamplingParams",
             "Reward",
+            "RewardContext",
         ),
     ),
     (

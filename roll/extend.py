@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from roll.pipeline.reward_model import RewardModelPipeline
     from roll.pipeline.rlvr import RlvrPipeline
     from roll.pipeline.sft import SftPipeline
-    from roll.rewards.api import Reward
+    from roll.rewards.api import Reward, RewardContext
     from roll.rollout.own.bases import Filter, RolloutLoop
     from roll.rollout.own.writing import Writing
     from roll.rollout.types import Group
+    from roll.workers.reward import RewardWorker
 
 __all__ = [
     "Advantage",
@@ -78,9 +79,11 @@ __all__ = [
     "Prompt",
     "Record",
     "Reward",
+    "RewardContext",
     "RewardModelConfig",
     "RewardModelPipeline",
     "RewardShaping",
+    "RewardWorker",
     "Rewards",
     "RlvrConfig",
     "RlvrPipeline",
@@ -169,13 +172,14 @@ _MODULES = {
     "roll.pipeline.reward_model": ("RewardModelPipeline",),
     "roll.pipeline.rlvr": ("RlvrPipeline",),
     "roll.pipeline.sft": ("SftPipeline",),
-    "roll.rewards.api": ("Reward",),
+    "roll.rewards.api": ("Reward", "RewardContext"),
     "roll.rollout.own.bases": (
         "Filter",
         "RolloutLoop",
     ),
     "roll.rollout.own.writing": ("Writing",),
     "roll.rollout.types": ("Group",),
+    "roll.workers.reward": ("RewardWorker",),
     "torch": ("Tensor",),
 }
 """Module -> public names that it defines."""

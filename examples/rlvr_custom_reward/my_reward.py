@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from roll.core.types import Sample
-from roll.rewards.api import Reward, RewardContext
-from roll.workers.reward import RewardWorker
+from roll.extend import Reward, RewardContext, RewardWorker, Sample
 
 
 def sorted_digits(sample: Sample, partial_credit: float = 0.2) -> Reward:
