@@ -40,6 +40,19 @@ def folder_with(requirement: str) -> Path:
     return folder
 
 
+def require_index() -> None:
+    """Skip the test, and say why, where no package index can be asked; `pip` is on each."""
+    uv = str(Path(sys.executable).parent / "uv")
+    command = [uv, "pip", "compile", "--quiet", "--refresh", "-"]
+    try:
+        done = subprocess.run(command, input="pip", capture_output=True, text=True, timeout=60)
+        why = "" if done.returncode == 0 else done.stderr.strip()[-400:]
+    except subprocess.TimeoutExpired:
+        why = "no answer within 60 s"
+    if why:
+        pytest.skip(f"no package index can be asked here: {why}")
+
+
 def _name(*parts: str) -> str:
     return "-".join(parts).replace("==", "-").replace("/", "-")
 
