@@ -38,8 +38,9 @@ class RunState:
     sampler: dict[str, Any]
     """State of the sampler: its position in the data, and the samples that wait. After
     `load_state`, objects that stand for arrays; see `load_sampler`."""
-    carried: dict[str, float] = field(default_factory=dict)
-    """Validation metrics of this step, to be reported with the next record."""
+    carried: dict[str, float] | None = field(default_factory=dict)
+    """Validation metrics of this step, to be reported with the next record; None if the validation
+    failed, so that it is still to do."""
     wall_s: float = 0.0
     """Time spent on the steps so far, over all sessions of the run, in seconds."""
     rendered_at: str = ""
@@ -149,12 +150,10 @@ class Checkpoints:
         keep = {step for step, _ in complete[-self.config.keep_last :]} | {written}
         metric = self.config.best_metric
         if metric is not None and self.config.keep_best:
-            scored = [
-                (s.carried[metric], s.step)
-                for s in (load_state(path) for _, path in complete)
-                # NaN and infinite values cannot be ranked.
-                if math.isfinite(s.carried.get(metric, math.nan))
-            ]
+            states = [load_state(path) for _, path in complete]
+            values = [((s.carried or {}).get(metric, math.nan), s.step) for s in states]
+            # NaN and infinite values cannot be ranked.
+            scored = [(value, step) for value, step in values if math.isfinite(value)]
             # Of equal values the newer one is kept.
             scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
             keep |= {step for _, step in scored[-self.config.keep_best :]}

@@ -35,7 +35,8 @@ class Start:
     checkpoint: Path | None
     state: RunState | None
     recorded: bool
-    """True if the validation metrics that the checkpoint carries are in metrics.jsonl."""
+    """True if the validation metrics that the checkpoint carries are in metrics.jsonl; False if
+    their validation is still to do."""
     exported: bool
     """True if `hf/` holds the weights of the checkpoint."""
 
@@ -67,7 +68,7 @@ def find_start(config: RunConfig) -> Start:
     for record in read_records(folder / "metrics.jsonl"):
         if record["step"] == state.step:
             names |= record.keys()
-    recorded = not state.carried.keys() - names
+    recorded = state.carried is not None and not state.carried.keys() - names
     return Start(checkpoint, state, recorded, exported_step(folder) == state.step)
 
 
@@ -95,6 +96,47 @@ def steps_left(config: RunConfig) -> range:
     """
     state = _state_to_resume(config)
     return range(0 if state is None else state.step, config.max_steps)
+
+
+def where_it_goes_on(config: RunConfig) -> str:
+    """Return a sentence about what the command of a run that ends now does next time, and which of
+    the steps that were shown it does again.
+
+    Raises:
+        CheckpointError: the checkpoint is not in the format of this version.
+    """
+    first, last = steps_left(config).start, config.max_steps
+    if not first:
+        why = "resume: never" if config.resume == "never" else "there is no checkpoint yet"
+        return f"the same command begins anew ({why})"
+    shown = (
+        record["step"]
+        for record in read_records(Path(config.output_dir) / "metrics.jsonl")
+        if "time/step_s" in record
+    )
+    again = sorted({step for step in shown if step >= first})
+    told = f"the same command goes on with step {first} of {last}, from its last checkpoint"
+    if not again:
+        return told
+    if len(again) == 1:
+        return f"{told}; step {first} is done again"
+    return f"{told}; steps {again[0]} to {again[-1]} are done again"
+
+
+def tell_resumption(start: Start, written: RunConfig) -> None:
+    """Log the checkpoint that the run resumes from, and warn which settings of a config are not
+    those of the checkpoint."""
+    assert start.checkpoint is not None
+    logger.info("resuming from %s, step %d of %d", start.checkpoint, start.step, written.max_steps)
+    if start.state is not None and start.state.carried is None:
+        logger.info("the validation of these %d steps failed: it is done first", start.step)
+    changed = changed_keys(start.checkpoint, written)
+    if changed:
+        logger.warning(
+            "%d settings are not those of the checkpoint:\n  %s",
+            len(changed),
+            "\n  ".join(changed),
+        )
 
 
 def _state_to_resume(config: RunConfig) -> RunState | None:

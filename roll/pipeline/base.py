@@ -24,7 +24,6 @@ from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.processes.shutdown import StopWish
 from roll.models.kernels.choice import settle_attention
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
-from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
 from roll.output_dir.patience import Patience
 from roll.output_dir.resume import (
@@ -33,7 +32,8 @@ from roll.output_dir.resume import (
     find_start,
     finished_summary,
     mark_export,
-    steps_left,
+    tell_resumption,
+    where_it_goes_on,
 )
 from roll.output_dir.sample_files import drop_samples
 from roll.output_dir.summary import FILE, write_summary
@@ -198,7 +198,7 @@ class Pipeline(ABC, Generic[C]):
         except (KeyboardInterrupt, StoppedEarlyError) as stop:
             self._note_end("stopped", stop)
             if isinstance(stop, KeyboardInterrupt):
-                stop.add_note(self._where_it_goes_on())
+                stop.add_note(where_it_goes_on(self.config))
             raise
         except Exception as error:
             self._note_end("failed", error)
@@ -211,14 +211,6 @@ class Pipeline(ABC, Generic[C]):
             failed_trackers=self._failed_trackers,
             rows=self._rows_told(),
         )
-
-    def _where_it_goes_on(self) -> str:
-        """Return a sentence about what the command that has started this run does next time."""
-        first = steps_left(self.config).start
-        if not first:
-            why = "resume: never" if self.config.resume == "never" else "there is no checkpoint yet"
-            return f"the same command begins anew ({why})"
-        return f"the same command goes on behind step {first} of {self.config.max_steps}"
 
     def _run(self, start: Start) -> None:
         """Open the pipeline, do the rest of the run, and close it, unless `open` has failed."""
@@ -242,13 +234,7 @@ class Pipeline(ABC, Generic[C]):
             drop_samples(self.output_dir, done=start.step)
             self._write_config()
             if state:
-                logger.info(
-                    "resuming from %s, step %d of %d",
-                    start.checkpoint,
-                    start.step,
-                    config.max_steps,
-                )
-                self._note_changes(start)
+                tell_resumption(start, self.written)
             elif (self.output_dir / "metrics.jsonl").exists():
                 logger.info("%s has no checkpoint yet: the run begins anew", self.output_dir)
             with self._trackers(start.step) as trackers:
@@ -256,20 +242,9 @@ class Pipeline(ABC, Generic[C]):
         elif state and not start.recorded:
             logger.info("the steps are done; their last validation was not recorded yet")
             with self._trackers(start.step) as trackers:
-                trackers.log(start.step, state.carried)
+                trackers.log(start.step, self._carried(start.step, state.carried))
         if config.checkpoint.export_hf:
             self.export(done)
-
-    def _note_changes(self, start: Start) -> None:
-        """Warn which settings are not those of the checkpoint that the run resumes from."""
-        assert start.checkpoint is not None
-        changed = changed_keys(start.checkpoint, self.written)
-        if changed:
-            logger.warning(
-                "%d settings are not those of the checkpoint:\n  %s",
-                len(changed),
-                "\n  ".join(changed),
-            )
 
     def _loop(self, first: int, carried: dict[str, float] | None, trackers: Trackers) -> int:
         """Do the steps from `first` on, with validations and checkpoints, to the last one or until
@@ -277,23 +252,26 @@ class Pipeline(ABC, Generic[C]):
 
         Args:
             carried: scores of the validation after `first` steps, logged with the next step; None:
-                of a run that begins, which is validated here.
+                of a run that begins or whose validation has failed, which is validated here.
 
         Raises:
             StoppedEarlyError: the run was asked to end; the step that was under way is saved.
         """
         last = self.config.max_steps
-        carried = self._validated(first) if carried is None else carried
+        carried = self._carried(first, carried)
+        if first and self._is_over(first):  # by a validation that the session before had left to do
+            last = first
         done = first
         wish = StopWish(self.config.stop_at)
         with wish.asked_by(signal.SIGTERM):
             for step in range(first, last):
+                wish.step = step
                 with self.profiler.step(step, self.timers), self.timers.timed("step"):
                     metrics = self.step(step)
                 metrics = metrics | self.timers.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
-                carried = self._validated(done)
+                carried = self._validated_or_saved(done)
                 every = self.config.checkpoint.every
                 reason, over = wish.reason, self._is_over(done)
                 if over or reason or (every is not None and done % every == 0):
@@ -317,6 +295,33 @@ class Pipeline(ABC, Generic[C]):
         self._patience.see(done, scores)
         return scores
 
+    def _carried(self, done: int, carried: dict[str, float] | None) -> dict[str, float]:
+        """Return the scores of the validation after `done` steps, with which the session begins. If
+        the session before had left it to do, the checkpoint gets them."""
+        if carried is None:
+            carried = self._validated(done)
+            if done:
+                self._checkpoint(done, carried)
+        return carried
+
+    def _validated_or_saved(self, done: int) -> dict[str, float]:
+        """Validate as `_validated` does; if that fails, save the steps, which are good, and the
+        model of the last one, before the error goes on."""
+        try:
+            return self._validated(done)
+        except Exception:
+            of = f"{done} of {self.config.max_steps} steps"
+            logger.error("the validation after %s failed; the steps are being saved", of)
+            try:
+                self._checkpoint(done, None)
+                if done >= self.config.max_steps and self.config.checkpoint.export_hf:
+                    self.export(done)
+            except Exception as unsaved:  # noqa: BLE001 - the error of the validation is the cause
+                logger.error("the steps could not be saved: %s", unsaved)
+            else:
+                logger.error("%s are saved; the same command validates them again", of)
+            raise
+
     def _is_over(self, done: int) -> bool:
         """Return whether the run ends after `done` steps; say so if it is not the last one."""
         if done >= self.config.max_steps:
@@ -326,9 +331,9 @@ class Pipeline(ABC, Generic[C]):
             logger.info("the run ends after %d steps: %s", done, self._ended_early)
         return self._ended_early is not None
 
-    def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
+    def _checkpoint(self, done: int, carried: dict[str, float] | None) -> None:
         """Write a checkpoint of the state after `done` steps, with a copy of the run's
-        `config.yaml`."""
+        `config.yaml`. `carried` is None if their validation is still to do."""
         state = RunState(
             step=done,
             sampler=self.sampler_state(),

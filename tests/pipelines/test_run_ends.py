@@ -14,7 +14,9 @@ import typer
 from roll.cli import reported
 from roll.commands.launch import launch
 from roll.config import load_config
-from roll.core.errors import CheckpointError, RewardError
+from roll.core.errors import CheckpointError, EngineError, RewardError
+from roll.output_dir.checkpoints import load_state
+from roll.pipeline.rlvr import RlvrPipeline
 from tests.runs import run_local, write_task
 from tests.tiny import save_tiny_model
 
@@ -104,3 +106,50 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_says_that_it_begins_an
     with caplog.at_level("INFO"):
         run_local(path)
     assert "has no checkpoint yet: the run begins anew" in caplog.text
+
+
+class Unvalidated(RlvrPipeline):
+    """Trains as usual; its validations behind the first step fail while the file `broken` lies in
+    the folder of the run."""
+
+    def validate(self, step: int) -> dict[str, float]:
+        due = self.config.validation.due(step, last=self.config.max_steps)
+        if step and due and (self.output_dir / "broken").exists():
+            raise EngineError("no inference replica is left")
+        return super().validate(step)
+
+
+def test_steps_outlive_a_validation_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_task(tmp_path, max_steps=2, checkpoint={"every": 4})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "broken").touch()
+    with pytest.raises(EngineError, match="no inference replica is left"):
+        run_local(path, pipeline=Unvalidated)
+    assert "2 of 2 steps are saved; the same command validates them again" in caplog.text
+    assert (out / "hf/model.safetensors").exists()
+    (out / "broken").unlink()
+    records = run_local(path, pipeline=Unvalidated)
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert "val/held_out/mean@1" in records[-1]
+    assert load_state(out / "checkpoints/step_000002").carried
+    assert summary_of(tmp_path)["status"] == "finished"
+
+
+def test_a_validation_that_failed_is_made_up_for_before_the_next_step(tmp_path: Path) -> None:
+    stop = {"metric": "val/held_out/mean@1", "patience": 1, "min_change": 9.0}
+    sets = {"held_out": {"path": str(tmp_path / "held_out.jsonl")}}
+    validation = {"every": 1, "sets": sets, "stop": stop}
+    path = write_task(tmp_path, max_steps=3, validation=validation, checkpoint={})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "broken").touch()
+    with pytest.raises(EngineError):
+        run_local(path, pipeline=Unvalidated)
+    assert not (out / "hf").exists()  # it is not the last step
+    (out / "broken").unlink()
+    records = run_local(path, pipeline=Unvalidated)
+    assert [record["step"] for record in records] == [0, 1]
+    assert "validation.stop" in summary_of(tmp_path)["ended_early"]

@@ -30,6 +30,8 @@ class StopWish:
         """Wish for no end before this moment; None: not before somebody asks."""
         self._at = None if at is None else at.astimezone()
         self._signum: int | None = None
+        self.step: int | None = None
+        """Number of the step that is under way; None before the first."""
 
     @property
     def reason(self) -> str | None:
@@ -56,8 +58,9 @@ class StopWish:
         def ask(number: int, frame: FrameType | None) -> None:
             self._signum = number
             signal.signal(number, previous)
+            step = "its first step" if self.step is None else f"step {self.step}"
             LOGGER.warning(
-                "%s: the run ends behind this step; a second one ends it now", signum.name
+                "%s: the run ends behind %s; a second one ends it now", signum.name, step
             )
 
         signal.signal(signum, ask)

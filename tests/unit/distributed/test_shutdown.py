@@ -97,6 +97,19 @@ def test_a_failure_after_the_signal_counts_as_its_work() -> None:
         raise RuntimeError("broken by itself")
 
 
+@pytest.mark.parametrize(
+    ("step", "told"), [(None, "behind its first step;"), (3, "behind step 3;")]
+)
+def test_a_signal_names_the_step_behind_which_the_run_ends(
+    step: int | None, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = StopWish()
+    wish.step = step
+    with wish.asked_by(signal.SIGTERM):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert told in caplog.text
+
+
 def test_the_handler_of_before_is_back_behind_the_block() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopWish().asked_by(signal.SIGTERM):

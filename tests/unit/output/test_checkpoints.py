@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_state, require_written
+from roll.output_dir.resume import find_start, finished_summary, where_it_goes_on
+from tests.rlvr_file import RUN, loaded
 
 
 def write(checkpoints: Checkpoints, step: int, **carried: float) -> None:
@@ -78,3 +81,41 @@ def test_a_file_that_only_another_node_has_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"meta\.json, but it is not here; .* all nodes share"
     ):
         require_written(tmp_path / "actor_train" / "meta.json")
+
+
+def test_an_end_by_a_signal_tells_which_steps_are_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    config = loaded(path, "max_steps=9", f"output_dir={tmp_path}/out")
+    assert where_it_goes_on(config) == "the same command begins anew (there is no checkpoint yet)"
+    with Checkpoints(tmp_path / "out/checkpoints", config.checkpoint).writing(
+        RunState(step=4, sampler={})
+    ):
+        pass
+    goes_on = "the same command goes on with step 4 of 9, from its last checkpoint"
+    assert where_it_goes_on(config) == goes_on
+    records = [{"step": step, "time/step_s": 1.0} for step in range(6)]
+    file = tmp_path / "out/metrics.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records[:5]))
+    assert where_it_goes_on(config) == f"{goes_on}; step 4 is done again"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert where_it_goes_on(config) == f"{goes_on}; steps 4 to 5 are done again"
+
+
+def test_a_checkpoint_without_its_validation_is_neither_complete_nor_ranked(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    config = loaded(path, "max_steps=2", f"output_dir={tmp_path}/out", "checkpoint.export_hf=false")
+    best = CheckpointConfig(keep_last=1, keep_best=1, best_metric="val/t/mean@1")
+    folder = Checkpoints(tmp_path / "out/checkpoints", best)
+    for step, carried in ((1, {"val/t/mean@1": 0.5}), (2, None)):
+        with folder.writing(RunState(step=step, sampler={}, carried=carried)):
+            pass
+    assert [step for step, _ in folder.complete()] == [1, 2]
+    assert not find_start(config).recorded
+    assert finished_summary(config) is None
+    with folder.writing(RunState(step=2, sampler={})):
+        pass
+    assert finished_summary(config) is not None
