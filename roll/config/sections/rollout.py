@@ -98,7 +98,8 @@ class HealthConfig(Config):
     since the last one."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Time after which an unanswered heartbeat makes the replica count as lost, in seconds. A
-    replica that answers only with errors for this long is lost as well."""
+    replica that answers only with errors for this long is lost as well. For its first heartbeat a
+    new engine has twice the time of the engine that it replaces."""
     slow_factor: float = Field(default=0.1, ge=0, lt=1)
     """Share of the replicas' median rates below which a replica counts as slow. A replica is
     replaced if it is slow for five heartbeats in a row; or for thirty after new weights, after its

@@ -22,7 +22,7 @@ from roll.core.types import GenerateRequest, Heartbeat, Piece
 from roll.rollout.fleet.call import Call
 from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.pace import Work
-from roll.rollout.fleet.vitals import Vitals
+from roll.rollout.fleet.vitals import NO_HEARTBEAT, Vitals, traced
 
 logger = logging.getLogger(__name__)
 
@@ -239,8 +239,9 @@ class Replica:
         failed with other errors for `timeout_s`.
         """
         state, vitals = self.state, self.vitals
+        limit_s = vitals.limit_s(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
+            async with asyncio.timeout(limit_s) as limit:
                 beat = await self.engine.heartbeat()
         except (EngineDiedError, WorkerLostError) as error:
             if self.vitals is vitals:
@@ -250,7 +251,7 @@ class Replica:
             if not limit.expired():
                 self._beat_failed(error, timeout_s)
             elif self.state is state and not self.loading:
-                self.lose(f"it gave no heartbeat for {timeout_s:g} s")
+                self.lose(NO_HEARTBEAT.format(limit_s))
             return None
         if self.vitals is vitals:
             self.note(beat)
@@ -263,7 +264,7 @@ class Replica:
         since_s = self.vitals.failing_since_s
         if since_s is None:
             self.vitals.failing_since_s = _now_s()
-            logger.warning("inference replica %d: %s", self.index, why, exc_info=error)
+            logger.warning("inference replica %d: %s", self.index, why, exc_info=traced(error))
         elif _now_s() - since_s >= timeout_s:
             self.lose(f"for {timeout_s:g} s {why}")
 
@@ -290,7 +291,7 @@ class Replica:
         The new engine has weights from a file. Call `mark_weights_complete` once it has those of
         the trainer, and `enter` once it may use its devices.
         """
-        self.vitals = Vitals()
+        self.vitals = Vitals(restarts=self.vitals.restarts + 1)
         self.weights_incomplete = True
         self.state = State.AWAY
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roll.core.errors import RollError
 from roll.core.types import Heartbeat
 from roll.rollout.fleet.pace import Work
+
+NO_HEARTBEAT = (
+    "it gave no heartbeat for {:g} s (health.timeout_s; a machine with more work than cores needs "
+    "a higher one)"
+)
+"""Reason of the loss of an engine that does not answer."""
+
+
+def traced(error: Exception) -> Exception | None:
+    """Return what a log shows the traceback of: nothing of errors whose text says it all, such as
+    the end of Ray when the whole run ends."""
+    return None if isinstance(error, RollError) else error
 
 
 @dataclass(slots=True)
 class Vitals:
     """Progress and busy time of one engine; all times are on one clock, in seconds."""
 
+    restarts: int = 0
+    """Number of engines that the replica has had before."""
     written_tokens: int = 0
     """Number of tokens written up to the last heartbeat."""
     prefilled_tokens: int = 0
@@ -54,6 +69,16 @@ class Vitals:
         now."""
         self.occupy(self.sequences, now_s)
         return Work(self.written_tokens, self.prefilled_tokens, self.busy_s, self.sequence_s)
+
+    def limit_s(self, timeout_s: float) -> float:
+        """Return the time limit of the next heartbeat. Until its first one an engine gets twice the
+        time of the engine before: what made that one slow to answer, such as a busy machine, slows
+        the new one down, too.
+
+        Args:
+            timeout_s: limit of an engine that has answered before.
+        """
+        return timeout_s if self.last_heartbeat_s is not None else timeout_s * 2**self.restarts
 
     def told(self, now_s: float) -> str:
         """Return a text for messages on the age and the token count of the last heartbeat."""

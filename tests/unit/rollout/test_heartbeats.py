@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.simulation.clock import run_virtually
 from roll.config.sections.rollout import HealthConfig
 from roll.core.completion import Completion, FinishReason
-from roll.core.errors import EngineError, WaitTimeoutError
+from roll.core.errors import EngineError, WaitTimeoutError, WorkerError
 from roll.core.types import Heartbeat, Piece
 from roll.rollout.fleet.pace import FleetSpeeds, Work
 from roll.rollout.fleet.partial_completions import KnownTokens
@@ -105,6 +105,16 @@ class Stumbles(Writer):
         return await super().heartbeat()
 
 
+@dataclass
+class Fails(Writer):
+    """Every heartbeat ends with this error."""
+
+    error: Exception = field(default_factory=lambda: RuntimeError("none given"))
+
+    async def heartbeat(self) -> Heartbeat:
+        raise self.error
+
+
 LIMITS = HealthConfig(heartbeat_s=1, timeout_s=10, restart_timeout_s=5)
 
 
@@ -136,6 +146,51 @@ def test_one_unexpected_error_of_a_heartbeat_costs_nothing_and_a_later_hang_is_f
     assert counts_up(virtually(main), 2)
     assert "replica 0: its heartbeats fail: RuntimeError: an answer that nobody" in caplog.text
     assert "gave no heartbeat for 10 s" in caplog.text
+
+
+@dataclass
+class Slow(Writer):
+    """Its first heartbeat takes 35 s, such as on a machine with too much work."""
+
+    answered: bool = False
+
+    async def heartbeat(self) -> Heartbeat:
+        if not self.answered:
+            await asyncio.sleep(35)
+        self.answered = True
+        return await super().heartbeat()
+
+
+def test_a_new_engine_gets_more_time_than_the_one_that_was_too_slow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> int:
+        fleet, engines = fleet_of(Slow()), 0
+
+        async def renew(replica: Replica) -> None:
+            nonlocal engines
+            engines += 1
+            replica.engine = Slow(version=fleet.version)
+
+        health = watched(fleet, limits=LIMITS, restart=renew)
+        health.start()
+        await asyncio.sleep(1000)
+        await health.close()
+        assert fleet.replicas[0].vitals.last_heartbeat_s is not None
+        return engines
+
+    assert virtually(main) == 2
+    assert "gave no heartbeat for 20 s (health.timeout_s" in caplog.text
+
+
+def test_errors_that_say_all_have_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        replica = fleet_of(Fails(error=WorkerError("Ray's raylet died"))).replicas[0]
+        assert await replica.listen(1) is None
+
+    virtually(main)
+    assert "its heartbeats fail: WorkerError: Ray's raylet died" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_replica_that_answers_with_errors_alone_is_given_up_in_time() -> None:
