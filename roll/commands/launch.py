@@ -19,6 +19,7 @@ from roll.config.run import RunConfig
 from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.told_wait import told_wait
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.processes.shutdown import StopWish, orderly_end
@@ -136,14 +137,15 @@ def started(
     fetch(config.models.values())
     with orderly_end() as cleanups:
         logger.info("starting Ray and the workers")
-        resources = cleanups.enter_context(
-            ResourceManager(
-                config.cluster,
-                config.pools,
-                python_path=[str(folder)],
-                fork_server=fork_server,
+        with told_wait("Ray to start"):
+            resources = cleanups.enter_context(
+                ResourceManager(
+                    config.cluster,
+                    config.pools,
+                    python_path=[str(folder)],
+                    fork_server=fork_server,
+                )
             )
-        )
         # Entered last, so that it ends first: generation still calls workers, which must be alive.
         yield resources, cleanups.enter_context(LoopThread("roll-rollout"))
 
@@ -166,10 +168,13 @@ def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
     """
     output_dir = Path(config.output_dir).expanduser().absolute()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    verdict = summary.get("verdict") or ""  # earlier versions wrote none
     for name, value in summary["validation"].items():
+        if f"{name} went from" in verdict:  # told below
+            continue
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
-    if verdict := summary.get("verdict"):  # earlier versions wrote none
+    if verdict:
         console.print(verdict, markup=False, style="bold")
     if reason := summary.get("ended_early"):
         console.print(f"ended before max_steps: {reason}", markup=False)

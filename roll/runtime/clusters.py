@@ -14,6 +14,7 @@ from roll.config.sections.training import CriticRole, LearnerRole, ScoreRole, Te
 from roll.core.errors import WaitTimeoutError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.told_wait import told_wait
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
@@ -159,7 +160,8 @@ def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
         WorkerError: an engine failed or died.
     """
     try:
-        loading.result(limit_s)
+        with told_wait("the engines of actor_infer to load their model"):
+            loading.result(limit_s)
     except WaitTimeoutError as error:
         raise WaitTimeoutError(
             f"{error}. The model's files were on the driver's machine before this wait began: the "

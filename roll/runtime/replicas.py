@@ -17,6 +17,7 @@ from roll.config.sections.training import InferRole
 from roll.core.completion import Completion
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.told_wait import told_wait
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Resident
@@ -215,7 +216,8 @@ def start_replicas(
         start_timeout_s: time limit for the engines to load, in seconds.
     """
     infer = launcher.start(InferWorker, place, engine, model, max_tokens)
-    infer.submit(InferWorker.start).result(start_timeout_s)
+    with told_wait(f"the engines of {infer.name} to load their model"):
+        infer.submit(InferWorker.start).result(start_timeout_s)
     fleet = Fleet(
         [
             Replica(rank, ClusterEngine(infer, rank), capacity=engine.capacity)

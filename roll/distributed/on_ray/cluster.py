@@ -15,8 +15,9 @@ import ray
 
 from roll.core.batch import Batch
 from roll.core.errors import WaitTimeoutError, WorkerLostError
-from roll.core.types import WorkerSpec
-from roll.distributed.cluster import Cluster, W
+from roll.core.threads.told_wait import told_wait
+from roll.core.types import WorkerSpec, worker_name
+from roll.distributed.cluster import Cluster, W, ranks_name
 from roll.distributed.dispatch import Apart, Call
 from roll.distributed.on_ray.actor import (
     END_TIMEOUT_S,
@@ -70,7 +71,9 @@ class RayCluster(Cluster[W], Generic[W]):
             RayActor(recipe, rank, own, settings) for rank, own in enumerate(self._slots)
         ]
         try:
-            self._build()
+            name = ranks_name(worker_name(place.role, place.label), range(len(slots)))
+            with told_wait(f"{name} to start"):
+                self._build()
         except BaseException:
             self.close(graceful=False)
             raise
