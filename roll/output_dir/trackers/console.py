@@ -123,16 +123,23 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
 
 def _reward_parts(record: Record) -> list[str]:
     """Return the means of the reward's parts as one text in a list, cut after `MAX_PARTS`; an empty
-    list if there are fewer than two parts."""
+    list if there are fewer than two parts. The score of a reward that is the only one is left out:
+    it is the mean that the line shows already."""
+    scores = [
+        name
+        for name in record
+        if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2
+    ]
+    repeated = scores[0] if len(scores) == 1 and record[scores[0]] == record["reward/mean"] else ""
     shown = [
         f"{escape(name.removeprefix('reward/').removesuffix('/mean'))} {value:.3f}"
         for name, value in record.items()
         if name.startswith("reward/")
         and not name.startswith("reward/tag/")
         and not name.endswith(_RATES)
-        and name not in ("reward/mean", "reward/std")
+        and name not in ("reward/mean", "reward/std", repeated)
     ]
-    if len(shown) < 2:
+    if len(shown) < (1 if repeated else 2):
         return []
     more = ["..."] if len(shown) > MAX_PARTS else []
     return [f"({', '.join([*shown[:MAX_PARTS], *more])})"]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from roll.commands.launch import launch
+from roll.commands.launch import launch, print_end
 from roll.config import load_config
 from roll.core.errors import SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.resume import mark_export
 from roll.pipeline.rlvr import RlvrPipeline
+from tests.rlvr_file import RUN, loaded
 from tests.runs import write_task
 
 
@@ -41,3 +42,19 @@ def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for
     assert launch(load_config(path, [home]), pipelines)["status"] == "finished"
     with pytest.raises(SettingsChangedError, match="seed: 0 -> 3"):
         launch(load_config(path, [home, "seed=3"]), pipelines)
+
+
+def test_the_end_of_a_run_says_each_score_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    moved = {"first": 0.621, "last": 0.618}
+    summary = {
+        "validation": {"val/a/mean@1": moved, "val/b/mean@1": moved},
+        "verdict": "val/a/mean@1 went from 0.621 to 0.618.",
+        "steps": 3,
+    }
+    print_end(loaded(path), summary)
+    told = capsys.readouterr().err.splitlines()[:2]
+    assert told == ["val/b/mean@1: 0.621 -> 0.618", "val/a/mean@1 went from 0.621 to 0.618."]

@@ -88,7 +88,11 @@ def test_the_parts_of_a_reward_are_in_the_line_of_a_step() -> None:
     parts = {"reward/mine/mean": 0.5, "reward/mine/right": 0.4, "reward/std": 0.1}
     parts |= {"reward/mine/error_rate": 0.0, "reward/mine/timeout_rate": 0.0}
     line = step_line(3, 60, HEALTHY | parts | {"reward/tag/a/mean": 0.5})
-    assert "reward 0.500  (mine 0.500, mine/right 0.400)  loss" in line
+    assert "reward 0.500  (mine/right 0.400)  loss" in line, "the only reward is the mean"
+    other = step_line(3, 60, HEALTHY | parts | {"reward/other/mean": 0.25})
+    assert "(mine 0.500, mine/right 0.400, other 0.250)" in other
+    weighted = step_line(3, 60, HEALTHY | parts | {"reward/mine/mean": 5.0})
+    assert "(mine 5.000, mine/right 0.400)" in weighted
     assert "(" not in step_line(3, 60, HEALTHY | {"reward/math/mean": 0.5})
 
 
