@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported
+from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported, told_if_slow
 
 EVALUATIONS = Path("outputs/eval")
 
@@ -24,7 +24,12 @@ def merge(
     """Write the trained model of a checkpoint as one Hugging Face folder, and load it as a
     check."""
     with reported(debug):
-        from roll.commands.merge import merge as merged
+        from roll.output_dir.checkpoints import checkpoint_of, require_free
+
+        require_free(target)
+        checkpoint_of(source)
+        with told_if_slow():
+            from roll.commands.merge import merge as merged
 
         merged(source, target, trust_remote_code=trust_remote_code)
 
@@ -47,7 +52,11 @@ def average(
 ) -> None:
     """Write the mean of the weights of several models, or checkpoints of a run, as one model."""
     with reported(debug):
-        from roll.commands.average import average as averaged
+        from roll.output_dir.checkpoints import require_free
+
+        require_free(out)
+        with told_if_slow():
+            from roll.commands.average import average as averaged
 
         averaged(sources, out, last=last, trust_remote_code=trust_remote_code)
 
@@ -182,8 +191,7 @@ def evaluate(
     maj@k. What is answered already is not generated again."""
     with reported(debug):
         leave_out_triton()
-        from roll.commands.eval.command import Asked, run_evaluation
-        from roll.commands.eval.results import table_of
+        from roll.commands.eval.asked import Asked, look_for
 
         asked = Asked(
             arguments=tuple(arguments),
@@ -194,5 +202,10 @@ def evaluate(
             temperatures=temperature,
             samples=samples,
         )
+        look_for(asked)  # before the imports, so that a misspelt name shows at once
+        with told_if_slow():
+            from roll.commands.eval.command import run_evaluation
+            from roll.commands.eval.results import table_of
+
         OUT.print(table_of(run_evaluation(asked)))
         OUT.print(f"everything is in {out}/", markup=False)

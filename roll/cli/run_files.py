@@ -21,6 +21,7 @@ from roll.cli.shared import (
     leave_out_triton,
     report_error,
     reported,
+    told_if_slow,
 )
 from roll.config.errors import UserError
 from roll.config.loading.compose import LoadedConfig, load_config
@@ -113,7 +114,8 @@ def check(
         findings = inspect(loaded)
         wrong = [str(finding.error) for finding in findings if not finding.only_here]
         lacking = [str(finding.error) for finding in findings if finding.only_here]
-        trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
+        with told_if_slow("trying rows, rewards and templates, which imports Transformers"):
+            trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
         wrong += [str(error) for error in trial.wrong]
         _print_plan(loaded)
         _print_costs(with_rows(costs, trial))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,21 @@ def report_error(error: Exception, debug: bool) -> None:
     told_whole = "Traceback (most recent call last)" in told  # a worker's error has one
     if not debug and not told_whole and not isinstance(error, UserError):
         ERR.print("(--debug shows the traceback)", markup=False)
+
+
+IMPORTING = "importing PyTorch and Transformers, which takes long on a busy machine"
+
+
+@contextmanager
+def told_if_slow(told: str = IMPORTING, patience_s: float = 5.0) -> Iterator[None]:
+    """Print a line to stderr if the block takes longer than `patience_s`."""
+    timer = threading.Timer(patience_s, lambda: ERR.print(told, style="dim", markup=False))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def leave_out_triton() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported
+from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported, told_if_slow
 
 
 def chat(
@@ -42,8 +43,13 @@ def chat(
     as sampling.temperature=0 win over those of the run (docs/chat.md)."""
     with reported(debug):
         leave_out_triton()
-        from roll.commands.chat.command import Shown, Wish
-        from roll.commands.chat.command import chat as talk
+        from roll.commands.eval.models import find_models
+
+        # Before the imports, so that a misspelt name shows at once.
+        find_models([model], () if checkpoint is None else (checkpoint,), Path())
+        with told_if_slow():
+            from roll.commands.chat.command import Shown, Wish
+            from roll.commands.chat.command import chat as talk
 
         wish = Wish(model, tuple(overrides or ()), checkpoint, engine)
         talk(wish, Shown(logprobs, reward, as_json, rows), OUT, ERR)

@@ -19,7 +19,7 @@ from roll.commands.merge import merge
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import ConfigError
 from roll.models.deferred.files import DTYPES
-from roll.output_dir.checkpoints import STATE, Checkpoints, write_folder
+from roll.output_dir.checkpoints import STATE, Checkpoints, require_free, write_folder
 from roll.output_dir.resume import EXPORT_MARK
 from roll.strategy.hf_weights import write_weights
 from roll.weight_sync.manifest import TensorMeta
@@ -52,8 +52,7 @@ def average(
             values of their weights.
         CheckpointError: a checkpoint is damaged.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists; name a folder that does not, or remove it")
+    require_free(out)
     chosen = list(sources) if last is None else _newest(sources, last)
     if len(chosen) < 2:
         raise ConfigError("a mean needs two models at least; name more, or a run with --last 2")

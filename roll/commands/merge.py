@@ -13,14 +13,13 @@ from roll.algorithms.losses.text import TextLoss
 from roll.config.loading.compose import load_config
 from roll.config.offline import RewardModelConfig
 from roll.config.run import RunConfig
-from roll.config.sections.lifecycle import CheckpointConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
 from roll.core.errors import CheckpointError, ConfigError
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.environment import environment, on_one_machine
-from roll.output_dir.checkpoints import STATE, Checkpoints, write_folder
+from roll.output_dir.checkpoints import checkpoint_of, require_free, write_folder
 from roll.strategy.training.heads import PolicyHead, ScoreHead
 from roll.workers.learner import LearnerWorker
 from roll.workers.model import TrainWorker
@@ -45,9 +44,8 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
             is not finite.
         ConfigError: `target` exists, or the checkpoint asks for code that is not allowed to run.
     """
-    if target.exists():
-        raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
-    checkpoint = _checkpoint(source)
+    require_free(target)
+    checkpoint = checkpoint_of(source)
     config = load_config(checkpoint / "config.yaml", import_code=trust_remote_code).config
     if config.train_model.trust_remote_code and not trust_remote_code:
         raise ConfigError(
@@ -82,21 +80,6 @@ def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
             _verify(path, factory, trust_remote_code=config.train_model.trust_remote_code)
 
         write_folder(target, write)
-
-
-def _checkpoint(source: Path) -> Path:
-    """Return `source` itself if it is a checkpoint, else the last complete one of the run in it;
-    CheckpointError without one."""
-    if (source / STATE).is_file():
-        return source
-    folder = source / "checkpoints"
-    complete = Checkpoints(folder, CheckpointConfig()).complete()
-    if not complete:
-        raise CheckpointError(
-            f"{source} is no complete checkpoint ({STATE} is missing), and no run with one "
-            f"({folder} holds none)"
-        )
-    return complete[-1][1]
 
 
 def _in_one_process(config: RunConfig) -> Any:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sections.lifecycle import CheckpointConfig
-from roll.core.errors import CheckpointError
+from roll.core.errors import CheckpointError, ConfigError
 from roll.output_dir.plain_json import read_arrays, write_plain
 
 logger = logging.getLogger(__name__)
@@ -198,6 +198,27 @@ def load_sampler(path: Path, state: RunState) -> dict[str, Any]:
         raise CheckpointError(f"{path}: the waiting samples cannot be read: {error}") from None
     assert isinstance(found, dict)
     return found
+
+
+def checkpoint_of(source: Path) -> Path:
+    """Return `source` itself if it is a checkpoint, else the last complete one of the run in it;
+    CheckpointError without one."""
+    if (source / STATE).is_file():
+        return source
+    folder = source / "checkpoints"
+    complete = Checkpoints(folder, CheckpointConfig()).complete()
+    if not complete:
+        raise CheckpointError(
+            f"{source} is no complete checkpoint ({STATE} is missing), and no run with one "
+            f"({folder} holds none)"
+        )
+    return complete[-1][1]
+
+
+def require_free(target: Path) -> None:
+    """Raise ConfigError if a folder that is to be written exists."""
+    if target.exists():
+        raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
 
 
 def require_written(file: Path) -> None:
