@@ -27,14 +27,14 @@ from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
 from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
-from roll.core.hub import may_be_on_hub
+from roll.core.hub import may_be_on_hub, require_hub, similar_folder
 from roll.data.sources import check_source
 from roll.distributed.device_layout import address_to_join, plan_layout
 from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
 from roll.envs.tools.passages import read_passages
 from roll.output_dir.replay_folder import open_replay
-from roll.output_dir.resume import steps_left
+from roll.output_dir.resume import check_writable, steps_left
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
@@ -76,6 +76,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_memory, config, environ), config.cluster.memory_gb is None),
         (partial(check_trackers, config.track), True),
         (partial(_check_replay, config), False),
+        (partial(check_writable, Path(config.output_dir).expanduser().absolute()), False),
     ]
     found = []
     for check, only_here in checks:
@@ -112,7 +113,8 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
 
     Raises:
         NotMadeYetError: the folder does not exist, and `made_by` would make it.
-        ConfigError: it is no folder of a checkpoint, and no possible name on the hub.
+        ConfigError: it is no folder of a checkpoint, and no possible name on the hub; or it is
+            similar to a folder here, not in the hub's cache, and the hub does not answer.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -129,6 +131,8 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
             f"{key}: {name} does not exist; give the folder of a Hugging Face checkpoint, or "
             "`org/name` on the hub"
         )
+    if similar_folder(name) is not None:  # a slip, more likely than a model that is not here yet
+        require_hub(name)
 
 
 def _trained_models(config: RunConfig) -> Iterator[ModelConfig]:

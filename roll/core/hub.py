@@ -3,6 +3,7 @@ the hub answers."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import threading
 from pathlib import Path
@@ -64,13 +65,26 @@ def require_hub(name: str, *, url: str | None = None, limit_s: float | None = No
 
 
 def models_here() -> list[str]:
-    """Return the folders in the current one that hold a model, and the names of the models in the
-    hub's cache."""
+    """Return the folders in the current one, and in those, that hold a model, and the names of the
+    models in the hub's cache."""
     from huggingface_hub import constants
 
-    folders = sorted(path.parent.name for path in Path().glob("*/config.json"))
     cached = sorted(path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*"))
-    return folders + [name.removeprefix("models--").replace("--", "/") for name in cached]
+    names = [name.removeprefix("models--").replace("--", "/") for name in cached]
+    return _folders_here() + names
+
+
+def similar_folder(name: str) -> str | None:
+    """Return the folder with a model, in the current one, whose path is most similar to `name`;
+    None if no path is."""
+    close = difflib.get_close_matches(name, _folders_here(), n=1)
+    return close[0] if close else None
+
+
+def _folders_here() -> list[str]:
+    """Return the folders in the current one, and in those, that hold a model."""
+    found = [path for form in ("*", "*/*") for path in Path().glob(f"{form}/config.json")]
+    return sorted(str(path.parent) for path in found)
 
 
 def _why_silent(url: str, limit_s: float) -> str | None:

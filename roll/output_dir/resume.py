@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -238,10 +240,30 @@ def make_writable(output_dir: Path) -> None:
     Raises:
         ConfigError: the path is a file, or the folder cannot be created or written.
     """
-    try:
+    with _told(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir):
             pass
+
+
+def check_writable(output_dir: Path) -> None:
+    """Check that a run could create the folder and write into it; nothing stays behind.
+
+    Raises:
+        ConfigError: the path is a file, or the folder cannot be created or written.
+    """
+    with _told(output_dir):
+        # Tried, since rights do not tell all: root may write everywhere, but not into /proc.
+        place = next(path for path in (output_dir, *output_dir.parents) if path.exists())
+        with tempfile.TemporaryDirectory(prefix=".roll-", dir=place):
+            pass
+
+
+@contextmanager
+def _told(output_dir: Path) -> Iterator[None]:
+    """Make a ConfigError of an error of the disk."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"output_dir: {output_dir} cannot be written ({error.strerror}); give a folder that "

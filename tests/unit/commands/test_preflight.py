@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -378,3 +380,32 @@ def test_heads_of_sizes_that_vllm_does_not_compute_without_a_gpu_are_refused(
     found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
     assert len(found) == (problem is not None)
     assert all(str(problem) in one for one in found)
+
+
+def test_a_slip_in_the_path_of_a_model_is_refused_as_in_a_run(tmp_path: Path) -> None:
+    for folder in ("policy", "models/policy"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    task = write_task(tmp_path)
+    with contextlib.chdir(tmp_path):
+        for slip, meant in (("polcy", "policy"), ("modles/policy", "models/policy")):
+            [found] = inspect(load_config(task, [f"model.path={slip}"]))
+            told = str(found.error)
+            assert "there is no such folder in" in told
+            assert told.endswith(f"; did you mean {meant!r}?")
+            assert not found.only_here
+        assert inspect(load_config(task, ["model.path=some-org/no-such-model"])) == []
+
+
+@pytest.mark.parametrize("folder", ["/proc/nix", "{}/file", "{}/file/deeper"])
+def test_an_output_folder_that_cannot_be_made_is_refused_as_in_a_run(
+    tmp_path: Path, folder: str
+) -> None:
+    task = write_task(tmp_path)
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    [found] = inspect(load_config(task, [f"output_dir={folder.format(tmp_path)}"]))
+    assert re.match("output_dir: .* cannot be written", str(found.error))
+    assert not found.only_here
+    assert inspect(load_config(task, [f"output_dir={tmp_path}/new/folder"])) == []
+    assert sorted(tmp_path.rglob("*")) == before
