@@ -28,7 +28,7 @@ from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.user_code.import_path import searched_first
 from roll.core.errors import DataError, NotMadeYetError, RowError
-from roll.core.hub import is_cached
+from roll.core.hub import is_cached, similar_folder
 from roll.data.sources import raw_rows, resolve_format
 
 if TYPE_CHECKING:
@@ -120,9 +120,11 @@ def try_data(config: RunConfig) -> Trial:
     model = config.train_model
     if not _is_here(model):
         trial.untried += [f"{name} (no tokenizer)" for name in sources]
+        name = model.tokenizer or model.path
+        similar = similar_folder(name)
+        hint = "" if similar is None else f"; did you mean {similar!r}?"
         trial.told.append(
-            f"no rows tried: the tokenizer of {model.tokenizer or model.path} is not on this "
-            "machine yet"
+            f"no rows tried: the tokenizer of {name} is not on this machine yet{hint}"
         )
         return trial
     try:
