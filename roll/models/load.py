@@ -35,6 +35,7 @@ from roll.models.deferred.tensor import realize_buffers
 from roll.models.kernels.attention import implementation
 from roll.models.overrides import overridden
 from roll.models.vision.parts import language_model, sees
+from roll.models.vocabulary import check_tokenizer_files
 
 _LOADING = threading.Lock()
 """Lock that all loads of this process take. transformers changes global state while it loads; two
@@ -73,6 +74,7 @@ def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedToken
     """
     path = model.tokenizer or model.path
     _check_folder(path, model)
+    check_tokenizer_files(path)
     try:
         return AutoTokenizer.from_pretrained(
             path, trust_remote_code=model.trust_remote_code, local_files_only=not fetch

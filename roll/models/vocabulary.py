@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.sections.sampling import SamplingConfig
 from roll.core.errors import ConfigError
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
+"""Patterns of the files of tokenizers."""
 
 
 def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -41,3 +45,17 @@ def check_token_ids(
                     f"{key}.{name}: there is no token {token}; the tokenizer has the ids 0 "
                     f"to {num_tokens(tokenizer) - 1}"
                 )
+
+
+def check_tokenizer_files(path: str) -> None:
+    """Raise ConfigError if `path` is the folder of a model without any file of a tokenizer.
+    transformers would make an empty tokenizer of the family, without a chat template."""
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        return
+    if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        raise ConfigError(
+            f"{path!r} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is in it; copy the "
+            "tokenizer's files of the model that it was made from into it, or set "
+            "`model.tokenizer` to a folder that has them"
+        )

@@ -60,6 +60,16 @@ def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
         load_causal_lm(ModelConfig(path=str(tmp_path / "file")))
 
 
+def test_a_model_without_a_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(
+        ConfigError, match=r"has no tokenizer: none of tokenizer\*, vocab\*, .* is in"
+    ):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+    load_tokenizer(ModelConfig(path=str(tmp_path), tokenizer=str(folder)))
+
+
 def test_hub_name_that_cannot_be_fetched_is_named() -> None:
     with pytest.raises(ConfigError, match=r"model 'no-such-org/no-such-model'.*hub"):
         load_causal_lm(ModelConfig(path="no-such-org/no-such-model"))
