@@ -19,7 +19,13 @@ from roll.commands.merge import merge
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import ConfigError
 from roll.models.deferred.files import DTYPES
-from roll.output_dir.checkpoints import STATE, Checkpoints, require_free, write_folder
+from roll.output_dir.checkpoints import (
+    STATE,
+    Checkpoints,
+    is_named_as_one,
+    require_free,
+    write_folder,
+)
 from roll.output_dir.resume import EXPORT_MARK
 from roll.strategy.hf_weights import write_weights
 from roll.weight_sync.manifest import TensorMeta
@@ -115,6 +121,9 @@ def _config(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if key not in _OF_NO_MATTER}
     except (OSError, ValueError, AttributeError) as error:
+        if is_named_as_one(folder):
+            beside = Checkpoints(folder.parent, CheckpointConfig())
+            raise ConfigError(beside.told_of_missing(folder)) from None
         raise ConfigError(
             f"{folder} is neither a complete checkpoint ({STATE} is missing) nor the Hugging Face "
             f"folder of a model (config.json: {error})"

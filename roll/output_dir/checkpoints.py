@@ -29,6 +29,11 @@ STATE = "state.json"
 _NAME = re.compile(r"step_(\d{6,})")
 
 
+def is_named_as_one(path: Path) -> bool:
+    """Return whether a path has the name of a checkpoint, as a run gives it."""
+    return _NAME.fullmatch(path.name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """State that the driver saves in a checkpoint; the workers save their own."""
@@ -122,6 +127,15 @@ class Checkpoints:
                 found.append((int(match[1]), path))
         return sorted(found)
 
+    def told_of_missing(self, path: Path) -> str:
+        """Return that `path` is no complete checkpoint, and the steps of those that are here."""
+        why = f"{STATE} is missing" if path.is_dir() else "there is no such folder"
+        known = ", ".join(str(step) for step, _ in self.complete()) or "none"
+        return (
+            f"{path} is no complete checkpoint ({why}); complete in {self.folder}: {known}; "
+            "checkpoint.keep_last of the run says how many stay"
+        )
+
     def find(self, resume: str) -> Path | None:
         """Return the checkpoint that `resume` (auto, never, or a path) selects; None if there is
         none to resume from. Call `tidy` first, except for `never`.
@@ -137,10 +151,7 @@ class Checkpoints:
             return complete[-1][1] if complete else None
         path = Path(resume)
         if not (path / STATE).is_file():
-            raise CheckpointError(
-                f"resume: {resume} is no complete checkpoint ({STATE} is missing); complete here: "
-                f"{', '.join(str(p) for _, p in self.complete()) or 'none'}"
-            )
+            raise CheckpointError(f"resume: {self.told_of_missing(path)}")
         return path
 
     def _prune(self, *, written: int) -> None:
@@ -205,6 +216,13 @@ def checkpoint_of(source: Path) -> Path:
     CheckpointError without one."""
     if (source / STATE).is_file():
         return source
+    if is_named_as_one(source):
+        beside = Checkpoints(source.parent, CheckpointConfig())
+        raise CheckpointError(beside.told_of_missing(source))
+    if not source.is_dir():
+        raise CheckpointError(
+            f"{source} is no folder; name a checkpoint or the output_dir of a run"
+        )
     folder = source / "checkpoints"
     complete = Checkpoints(folder, CheckpointConfig()).complete()
     if not complete:

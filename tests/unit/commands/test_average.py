@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roll.commands.average import average
-from roll.core.errors import ConfigError
+from roll.commands.merge import merge
+from roll.core.errors import CheckpointError, ConfigError
 from tests.tiny import save_tiny_model, tiny_qwen3
 
 
@@ -93,6 +94,22 @@ def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
         average(models[:1], tmp_path / "mean", last=2)
     with pytest.raises(ConfigError, match="neither a complete checkpoint"):
         average([models[0], tmp_path], tmp_path / "mean")
+    gone = tmp_path / "checkpoints" / "step_000004"
+    for step in (8, 12):
+        (gone.parent / f"step_{step:06}").mkdir(parents=True)
+        (gone.parent / f"step_{step:06}" / "state.json").touch()
+    told = (
+        r"step_000004 is no complete checkpoint \(there is no such folder\); .*: 8, 12; .*keep_last"
+    )
+    with pytest.raises(ConfigError, match=told):
+        average([models[0], gone], tmp_path / "mean")
+    with pytest.raises(CheckpointError, match=told):
+        merge(gone, tmp_path / "merged")
+    gone.mkdir()
+    with pytest.raises(CheckpointError, match=r"step_000004 .* \(state.json is missing\); .*8, 12"):
+        merge(gone, tmp_path / "merged")
+    with pytest.raises(CheckpointError, match="nothing is no folder; name a checkpoint or the out"):
+        merge(tmp_path / "nothing", tmp_path / "merged")
     (models[1] / "adapter_config.json").write_text(json.dumps({}))
     with pytest.raises(ConfigError, match="is an adapter, whose two factors"):
         average(models, tmp_path / "mean")
