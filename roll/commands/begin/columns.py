@@ -103,24 +103,46 @@ def likely_columns(pipeline: str, data: Data) -> dict[str, str | None]:
     if data.first is None:
         fields = CLASSES[pipeline].model_fields
         return {name: field.default for name, field in fields.items() if field.default}
-    forms: list[tuple[str, ...]]
-    if pipeline in ("rlvr", "agentic"):
-        forms, also = [("messages",), ("prompt",)], ("answer",)
-    elif pipeline in ("sft", "distill"):
-        forms, also = [("messages",), ("completion",)], ("prompt",)
-    else:
-        forms, also = [("chosen", "rejected"), ("completion", "label")], ("prompt",)
-    if pipeline == "reward_model":
-        forms = forms[:1]
+    forms, also = _forms(pipeline)
     for form in forms:
-        whole = form == ("messages",) and also == ("prompt",)  # a conversation has its own
-        found = _found(data.first, form if whole else (*form, *also))
+        found = _found(data.first, (*form, *_beside(form, also)))
         if found.keys() >= set(form):
             return found
-    options = " or ".join(",".join(f"{field}=COLUMN" for field in form) for form in forms)
+    here = _options(pipeline)
+    others = dict[str, list[str]]()
+    for name in CLASSES:
+        if _options(name) != here:
+            others.setdefault(_options(name), []).append(name)
+    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in others.items())
     raise UserError(
         f"{data.path}: no columns look like those of pipeline {pipeline} (columns: "
-        f"{', '.join(data.first)}); name them: --columns {options}"
+        f"{', '.join(data.first)}); name them: --columns {here}; or name another --pipeline, too "
+        f"({told})"
+    )
+
+
+def _forms(pipeline: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Return the forms that rows of a pipeline can have, each with the fields that it needs, and
+    the fields that may stand beside them."""
+    if pipeline in ("rlvr", "agentic"):
+        return [("messages",), ("prompt",)], ("answer",)
+    if pipeline in ("sft", "distill"):
+        return [("messages",), ("completion",)], ("prompt",)
+    forms: list[tuple[str, ...]] = [("chosen", "rejected"), ("completion", "label")]
+    return forms[:1] if pipeline == "reward_model" else forms, ("prompt",)
+
+
+def _beside(form: tuple[str, ...], also: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields of `also` that may stand beside a form: a conversation has its prompt."""
+    return () if form == ("messages",) and also == ("prompt",) else also
+
+
+def _options(pipeline: str) -> str:
+    """Return what `--columns` takes for a pipeline, the prompt first."""
+    forms, also = _forms(pipeline)
+    whole = [{*form, *_beside(form, also)} for form in forms]
+    return " or ".join(
+        ",".join(f"{field}=COLUMN" for field in _NAMES if field in fields) for fields in whole
     )
 
 

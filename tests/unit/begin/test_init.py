@@ -221,6 +221,20 @@ def test_without_a_terminal_what_is_missing_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_that_fit_no_pipeline_tell_what_each_wants(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"frage": "1+1=", "gut": "2", "schlecht": "3"}\n')
+    with pytest.raises(UserError) as caught:
+        likely_columns("rlvr", look_at(str(path)))
+    told = str(caught.value)
+    assert "of pipeline rlvr (columns: frage, gut, schlecht); name them: --columns " in told
+    assert (
+        "another --pipeline, too (sft, distill: messages=COLUMN or prompt=COLUMN,completion" in told
+    )
+    assert "; dpo: prompt=COLUMN,chosen=COLUMN,rejected=COLUMN or prompt=COLUMN,completion" in told
+    assert "agentic" not in told, "it reads the same columns"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
