@@ -116,7 +116,10 @@ def check(
         lacking = [str(finding.error) for finding in findings if finding.only_here]
         with told_if_slow("trying rows, rewards and templates, which imports Transformers"):
             trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
-        wrong += [str(error) for error in trial.wrong]
+        wrong = list(dict.fromkeys([*wrong, *map(str, trial.wrong)]))  # once for all sources
+        if wrong:  # alone: tables and hints would hide it
+            report_error(UserError("\n".join(wrong)), debug)
+            raise typer.Exit(EXIT_USER)
         _print_plan(loaded)
         _print_costs(with_rows(costs, trial))
         for line in trial.told:
@@ -125,11 +128,6 @@ def check(
             OUT.print(f"note: {line}", markup=False, style="yellow")
         for line in lacking:
             OUT.print(f"not here: {line}", markup=False, style="yellow")
-        if wrong:
-            OUT.file.flush()
-            # Printed last, because a table behind the error would hide it.
-            report_error(UserError("\n".join(wrong)), debug)
-            raise typer.Exit(EXIT_USER)
         if lacking:
             OUT.print("nothing wrong in the file; it cannot run here yet", style="yellow")
         elif fast:

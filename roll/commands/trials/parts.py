@@ -25,6 +25,12 @@ def try_parts(config: RunConfig, trial: Trial) -> None:
     """
     for key, part in own_parts(config):
         _try_part(key, part, trial)
+    for i, tracker in enumerate(config.track.trackers):
+        if ":" in tracker.kind:
+            trial.told.append(
+                f"track.trackers.{i}: {tracker.kind} can be made as the run file says; it is not "
+                "made here, since it may write somewhere (roll.testing.check_tracker tries it)"
+            )
 
 
 def own_parts(config: RunConfig) -> Iterator[tuple[str, OwnPart]]:
