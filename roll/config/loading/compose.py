@@ -4,7 +4,8 @@ Layers: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to 
 them; the file itself wins over them. Mappings are merged; lists and scalars are replaced. A mapping
 whose `kind` changes (or a reward that changes from `fn` to `worker`) is replaced as a whole, so
 that a backend never inherits the options of another one. `name: null` removes an inherited reward,
-pool, teacher, domain or validation set. `${a.b}` is replaced by the value of the key `a.b`.
+judge, pool, teacher, domain, environment, opponent, corpus or validation set, and null in place of
+them all (`validation: null`) removes all. `${a.b}` is replaced by the value of the key `a.b`.
 
 Presets: `algorithm.preset` puts a YAML file of the package under the layer that names the preset.
 Settings of this layer and of later layers win over the preset. Settings of earlier layers for the
@@ -38,7 +39,11 @@ from roll.config.user_code.own import importing
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
-NAMED = (("rewards",), ("pools",), ("teachers",), ("domains",), ("validation", "sets"))
+NAMED = (
+    *((name,) for name in ("rewards", "judges", "pools", "teachers", "domains")),
+    *((name,) for name in ("environments", "opponents", "corpora")),
+    ("validation", "sets"),
+)
 """Mappings whose keys are names that the user chooses."""
 MERGE = "tag:yaml.org,2002:merge"
 """Tag of the key `<<` in YAML."""
@@ -271,11 +276,13 @@ def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], p
             _collect_lines(item, f"{prefix}{index}.", lines, path)
 
 
-def _drop_nulls(data: Mapping[str, Any]) -> None:
-    """Remove entries with the value null from the mappings in `NAMED`."""
+def _drop_nulls(data: dict[str, Any]) -> None:
+    """Remove entries with the value null from the mappings in `NAMED`, and null in place of one."""
     for path in NAMED:
         node: Any = data
         for key in path:
+            if isinstance(node, dict) and key in node and node[key] is None:
+                del node[key]
             node = node.get(key) if isinstance(node, dict) else None
         if isinstance(node, dict):
             for name in [name for name, value in node.items() if value is None]:
