@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from roll.config.algorithm import Need, PassKConfig
-from roll.config.checks.common import nearest_numbers
+from roll.config.checks.common import nearest_numbers, usual_pool
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
@@ -31,8 +31,9 @@ def _roles(config: RlvrBase) -> Iterator[str]:
     needs = config.needs
     if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
         yield (
-            f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
-            "an adapter (model.lora), whose base is the reference"
+            f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add "
+            f"`reference: {{pool: {usual_pool(config)}}}`, or train an "
+            "adapter (model.lora), whose base is the reference"
         )
     compares = any(term.reads_advantages or term.trains_pairs for term in algorithm.loss)
     if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
@@ -41,7 +42,10 @@ def _roles(config: RlvrBase) -> Iterator[str]:
             "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
         )
     if Need.CRITIC in needs and config.critic is None:
-        yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
+        yield (
+            f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add "
+            f"`critic: {{pool: {usual_pool(config)}}}`"
+        )
     if config.critic is not None and Need.CRITIC not in needs:
         yield (
             f"critic: nothing uses its values; algorithm.advantage.kind is "
@@ -174,7 +178,10 @@ def _teachers(config: RlvrBase) -> Iterator[str]:
             )
         return
     if not config.teachers:
-        yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
+        yield (
+            f"teachers: {' and '.join(wanted)} needs at least one; add "
+            f"`teachers: {{NAME: {{pool: {usual_pool(config)}, model: {{path: FOLDER}}}}}}`"
+        )
         return
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     yield from teacher_problems(config.teachers, sources)

@@ -33,6 +33,12 @@ _BACKWARD_ONLY = {
 """Options of each backend that have no effect on a model without a backward pass."""
 
 
+def usual_pool(config: RunConfig) -> str:
+    """Return the pool for a role that a message proposes: that of the policy, if it exists."""
+    named = config.roles[Role.ACTOR_TRAIN].pool
+    return named if named in config.pools else next(iter(config.pools))
+
+
 def run_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems that a run file of any pipeline can have."""
     yield from _pools(config)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from roll.config.algorithm.preferences import PreferenceLossConfig
 from roll.config.checks.adapter import serving_without_engine_problems
-from roll.config.checks.common import nearest_numbers, run_problems
+from roll.config.checks.common import nearest_numbers, run_problems, usual_pool
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.data import TaughtDataConfig
@@ -81,7 +81,8 @@ def dpo_problems(
     pairs mixed with labelled responses, and too few rows per step."""
     if loss.needs_reference and reference is None and not config.base_is_reference:
         yield (
-            f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "
+            f"reference: loss.kind {loss.kind} needs a `reference` role; add "
+            f"`reference: {{pool: {usual_pool(config)}}}`, or train an "
             "adapter (model.lora), whose base is the reference"
         )
     if not loss.needs_reference and reference is not None:

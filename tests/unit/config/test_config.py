@@ -74,7 +74,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "validation.stop={metric: val/x/mean@1, patience: 2}",
             ["validation.stop.metric: no validation makes 'val/x/mean@1'"],
         ),
-        ("reference=null|algorithm.loss=[{kind: kl}]", ["needs a `reference`"]),
+        (
+            "reference=null|algorithm.loss=[{kind: kl}]",
+            ["needs a `reference` role; add `reference: {pool: all}`"],
+        ),
         (
             "rewards.sort={fn: null, worker: 'a:B', tags: [sort], in_process: false}",
             ["works for a function (`fn`) only"],
@@ -272,8 +275,11 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "critic={pool: all, strategy: {kind: megatron}}|algorithm.advantage={kind: gae}",
             ["critic.strategy.kind: megatron has no value head"],
         ),
-        ("algorithm.advantage={kind: distill}", ["teachers: distill needs at least one"]),
-        ("algorithm.advantage={kind: gae}", ["gae needs a `critic` role"]),
+        (
+            "algorithm.advantage={kind: distill}",
+            ["at least one; add `teachers: {NAME: {pool: all, model: {path: FOLDER}}}`"],
+        ),
+        ("algorithm.advantage={kind: gae}", ["a `critic` role; add `critic: {pool: all}`"]),
         ("critic={pool: all}", ["nothing uses its values"]),
         (
             "critic={pool: all, warmup_steps: 10}|algorithm.advantage={kind: gae}",
@@ -488,6 +494,18 @@ def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_fil
     )
     reward = loaded(child).rewards["sort"]
     assert (reward.fn, reward.worker) == (None, "mine:Mine")
+
+
+@pytest.mark.parametrize("nothing", ["validation: null", "validation:", "validation: {sets: null}"])
+def test_null_stands_for_no_validation(run_file: Path, nothing: str) -> None:
+    parent = run_file.parent / "parent.yaml"
+    sets = "validation: {sets: {test: {path: b.jsonl, tag: sort}}}"
+    parent.write_text(f"defaults: [{run_file.name}]\n{sets}\n")
+    assert loaded(parent).validation.sets
+    child = run_file.parent / "child.yaml"
+    child.write_text(f"defaults: [{parent.name}]\n{nothing}\njudges: null\n")
+    assert loaded(child).validation.sets == {}
+    assert loaded(parent, "validation=null").validation.sets == {}
 
 
 def test_without_rewards_nothing_may_ask_for_them(run_file: Path) -> None:

@@ -98,7 +98,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"data": {"sources": [{**TEXTS, "columns": {"prompt": "p"}}], "rows_per_step": 4}},
         "`prompt` goes with `completion`",
     ),
-    ("dpo", {"reference": None}, "reference: loss.kind sigmoid needs a `reference` role"),
+    ("dpo", {"reference": None}, "a `reference` role; add `reference: {pool: all}`, or"),
     ("dpo", {"loss": {"kind": "simpo"}}, "compares with no reference; drop the role"),
     ("dpo", {"loss": {"kind": "sigmiod"}}, "did you mean 'sigmoid'?"),
     (
