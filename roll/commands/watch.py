@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from roll.core.errors import DataError, UserError
+from roll.output_dir.resume import LOCK
 from roll.output_dir.summary import FILE, read_summary
 from roll.platform.terminal import console
 from roll.report.health.alarms import Alarm, alarms
@@ -20,7 +21,7 @@ from roll.report.live.progress import progress, session_of
 from roll.report.live.screen import screen
 from roll.report.live.server import LivePage, PageServer
 from roll.report.page import page, waiting_page
-from roll.report.read import NothingYetError, Run, read_run
+from roll.report.read import NothingYetError, Run, read_run, runs_in, told_of_no_run
 from roll.report.records import METRICS, RecordReader
 
 EVERY_S = 1.0
@@ -31,9 +32,11 @@ class Watch:
     """A run that is read again when its folder has something new."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at `folder`; UserError if it is none."""
-        if not folder.is_dir():
-            raise UserError(f"{folder} is no folder; name the output_dir of a run")
+        """Look at `folder`; UserError if it is none, or holds runs in place of one. An empty one
+        may become that of a run."""
+        begun = any((folder / name).exists() for name in (METRICS, FILE, "config.yaml", LOCK))
+        if not folder.is_dir() or (not begun and runs_in(folder)):
+            raise UserError(told_of_no_run(folder.absolute()))
         self.folder = folder.absolute()
         self._reader = RecordReader(self.folder / METRICS)
         self._judged: tuple[float, int, list[Alarm]] = (0.0, 0, [])

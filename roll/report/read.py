@@ -14,6 +14,9 @@ from roll.core.errors import DataError
 from roll.output_dir.summary import read_summary
 from roll.report.records import METRICS, Record, RecordReader
 
+_MANY = 8
+"""Number of runs that a message names."""
+
 
 class NothingYetError(DataError):
     """A folder without a record of a step."""
@@ -92,9 +95,7 @@ def read_run(folder: Path, name: str, reader: RecordReader | None = None) -> Run
     try:
         records = reader.read()
     except (FileNotFoundError, NotADirectoryError):
-        raise NothingYetError(
-            f"{reader.path} does not exist; name the output_dir of a run whose first step has ended"
-        ) from None
+        raise NothingYetError(told_of_no_run(folder)) from None
     if not records:
         raise NothingYetError(
             f"{reader.path} holds no complete record; wait until the first step has ended"
@@ -109,6 +110,26 @@ def read_run(folder: Path, name: str, reader: RecordReader | None = None) -> Run
         summary = {}
     settings = _config(folder, remarks)
     return Run(name, folder, records, settings, summary, tuple(remarks), reader.written_s)
+
+
+def told_of_no_run(folder: Path) -> str:
+    """Return that a folder holds no run, and the runs that lie in it, or beside it if there is no
+    such folder."""
+    is_one = folder.is_dir()
+    what = f"holds no run yet ({METRICS} is missing)" if is_one else "is no folder"
+    told = f"{folder} {what}; name the output_dir of a run whose first step has ended"
+    place = folder if is_one else folder.parent
+    if found := runs_in(place):
+        named = ", ".join(found[:_MANY])
+        more = f" and {len(found) - _MANY} more" if len(found) > _MANY else ""
+        told += f"; runs in {place}: {named}{more}"
+    return told
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the folders of runs in a folder and in those below it, relative to it."""
+    found = [path.parent for form in ("*", "*/*") for path in folder.glob(f"{form}/{METRICS}")]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def _config(folder: Path, remarks: list[str]) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from roll.cli import app
 from roll.commands.watch import Watch
-from roll.core.errors import DataError
+from roll.core.errors import DataError, UserError
 from roll.output_dir import run_lock
 from roll.output_dir.lock_owner import Owner
 from roll.output_dir.resume import LOCK
@@ -39,7 +39,7 @@ from roll.report.live.progress import brief_time, progress
 from roll.report.live.screen import BLOCKS, curve
 from roll.report.live.server import LivePage, PageServer
 from roll.report.page import page, waiting_page
-from roll.report.read import NothingYetError, read_run
+from roll.report.read import NothingYetError, read_run, read_runs
 from roll.report.records import RecordReader
 from tests.unit.output.scripted_runs import SICK, run_records
 from tests.unit.output.test_report_page import ATTACK, Page, a_run
@@ -292,3 +292,24 @@ def test_a_browser_follows_the_run(tmp_path: Path) -> None:
         )
     assert "33 of 120 steps" in found.stdout
     assert "<svg" in found.stdout
+
+
+def test_a_folder_above_runs_and_a_missing_one_name_the_runs(tmp_path: Path) -> None:
+    for name in ("outputs/first", "outputs/deeper/second"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").touch()
+    looks: list[Callable[[Path], object]] = [
+        lambda folder: read_runs([folder]),
+        lambda folder: read_runs([folder, tmp_path]),
+        Watch,
+    ]
+    above, missing = tmp_path / "outputs", tmp_path / "outputs" / "frist"
+    for folder, what in ((above, "holds no run yet"), (missing, "is no folder")):
+        said = set[str]()
+        for look in looks:
+            with pytest.raises(UserError) as caught:
+                look(folder)
+            said.add(str(caught.value))
+        [told] = said
+        assert told.startswith(f"{folder} {what}")
+        assert told.endswith(f"; runs in {above}: deeper/second, first")
