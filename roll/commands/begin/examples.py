@@ -30,10 +30,16 @@ class Copied:
 
 
 def list_examples() -> Mapping[str, str]:
-    """Return the name of each example, and how the comment in its run file begins."""
+    """Return the name of each example, and how the comment in its run file begins; the title of its
+    page if no run file is the main one."""
     found = {}
-    for folder in sorted(path.parent for path in _root().glob("*/README.md")):
-        text = _run_files(folder)[0].read_text(encoding="utf-8")
+    for page in sorted(_root().glob("*/README.md")):
+        folder = page.parent
+        main = folder / "run.yaml"
+        if not main.is_file():
+            found[folder.name] = page.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            continue
+        text = main.read_text(encoding="utf-8")
         comment = " ".join(re.findall(r"^# (.+)$", text.partition("\npipeline:")[0], re.MULTILINE))
         found[folder.name] = re.split(r"[.:;](?: |$)", comment)[0]
     return found

@@ -26,6 +26,7 @@ def test_all_examples_are_listed_with_a_sentence() -> None:
     listed = list_examples()
     assert sorted(listed) == NAMES
     assert listed["rlvr_quickstart"] == "A tiny model learns to sort digits upwards"
+    assert listed["recipes"] == "Recipes for models of 4 to 235 billion parameters"
     assert all(20 < len(about) < 150 for about in listed.values()), listed
 
 
