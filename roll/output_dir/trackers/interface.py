@@ -31,7 +31,7 @@ class TrackedRun:
     """The run, as a tracker is told of it."""
 
     folder: Path
-    """Folder of the tracker in the output folder; it exists, and outlives the session."""
+    """Folder of the tracker, `OUTPUT_DIR/trackers/NAME`; it exists, and outlives the session."""
     project: str
     """Name of the project to which the run belongs."""
     name: str
