@@ -152,7 +152,6 @@ def test_a_checkpoint_is_the_policy_of_its_step(run: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "options", "says"),
     [
-        ("/what\n", (), "there is no command /what"),
         ("1" * 600 + "\n", (), "the model takes 512 with its answer; /reset begins anew"),
         ("no row\n", ("--rows",), "--rows: 'no row' is no JSON"),
         ('{"text": "1"}\n', ("--rows",), "expected an object with the text `prompt`"),
@@ -167,6 +166,13 @@ def test_mistakes_are_told_and_end_a_pipe(
     done = chat(run, typed, *options)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
+
+
+def test_an_unknown_command_in_a_pipe_is_told_and_what_follows_is_answered(run: Path) -> None:
+    done = chat(run, "/rest\n1 + 2 =\n", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "there is no command /rest; did you mean '/reset'?" in " ".join(done.stderr.split())
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["1 + 2 ="]
 
 
 class Terminal:

@@ -100,6 +100,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
             tokenizer,
             make_decode(tokenizer),
             out,
+            remarks,
             judges=judges,
             logprobs=shown.logprobs,
             as_json=shown.as_json,

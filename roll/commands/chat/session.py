@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ COMMANDS = """\
 /help         this list
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer
 //...         a line that begins with /"""
+NAMES = tuple(re.findall(r"^/\w+", COMMANDS, re.MULTILINE))
 
 
 class Quit(Exception):
@@ -43,6 +45,9 @@ class Session:
     tokenizer: PreTrainedTokenizerBase
     decode: Decode
     out: Console
+    """Console that gets the answers."""
+    remarks: Console
+    """Console that gets everything else."""
     judges: Judges | None = None
     """Rewards that judge each answer; None: nobody does."""
     logprobs: bool = False
@@ -100,7 +105,9 @@ class Session:
         elif command == "/help":
             self.out.print(COMMANDS, markup=False)
         else:
-            raise DataError(f"there is no command {command}\n{COMMANDS}")
+            # No error, which would end a pipe: the lines after it can still be answered.
+            told = f"there is no command {command}{nearest(command, NAMES)}\n{COMMANDS}"
+            self.remarks.print(told, style="red", markup=False)
 
     def _answer(self, question: Question) -> None:
         """Answer a turn, and print what is known of the answer."""
