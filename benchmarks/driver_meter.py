@@ -16,9 +16,11 @@ from typing import Any
 
 import ray
 
+from roll.core.metrics import Last, Metrics
 from roll.core.timing import Timers
 from roll.core.types import WorkerSpec
 from roll.distributed.worker import Worker
+from roll.pipeline.agentic import AgenticPipeline
 
 PARTS = ("receive", "assemble", "score", "advantages", "train", "rest")
 """Parts of a step, which together take all its time. `assemble` makes the metrics of the rollout
@@ -99,6 +101,22 @@ class PartTimers(Timers):
         now_s = time.process_time()
         self.cpu_s[part] += now_s - self._since_s
         self._since_s = now_s
+
+
+class MeteredAgents(AgenticPipeline):
+    """`pipeline: agentic` with the metrics `driver/PART_cpu_s`: CPU time of the driver in a step.
+    A run file names it as `pipeline`."""
+
+    def open(self) -> None:
+        self.timers = self._parts = PartTimers()
+        super().open()
+
+    def step(self, step: int) -> Metrics:
+        self._parts.begin()
+        metrics = super().step(step)
+        self._parts.end()
+        spent = {f"driver/{part}_cpu_s": Last(s) for part, s in self._parts.cpu_s.items()}
+        return metrics | Metrics(spent)
 
 
 @dataclass
