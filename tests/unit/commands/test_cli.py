@@ -56,7 +56,7 @@ def test_a_misspelt_name_needs_no_large_library(tmp_path: Path) -> None:
     state.write_text("{}")
     commands = {
         "merge run model": "model exists; name a folder that does not, or remove it",
-        "merge nix new": "nix is no complete checkpoint",
+        "merge nix new": "nix is no folder; name a checkpoint",
         "average run model --out model": "model exists; name a folder that does not, or remove it",
         "eval model --sets nix.yaml": "nix.yaml",
         "eval ./nix --sets gsm8k": "nix is no model",
