@@ -113,7 +113,7 @@ SOKOBAN = Game(
     row=rf"{WALL}[{WALL}{FLOOR}{GOAL}{BOX}{PLAYER}{PLAYER_ON_GOAL}]{{{INNER}}}{WALL}\n",
     # without the walls above and below
     seen=f"m.content[{SIZE + 1}:{(SIZE - 1) * (SIZE + 1)}]",
-    skill=0.22,
+    skill=0.25,
     slips=0.15,
     turns=10,
     episodes=20_000,
