@@ -57,11 +57,12 @@ def test_a_run_is_finished_when_nothing_is_missing(tmp_path: Path) -> None:
     config = load_config(write_task(tmp_path, max_steps=2)).config
     out = Path(config.output_dir)
     assert finished_summary(config) is None
-    state = RunState(step=2, sampler={}, carried={"val/t/mean@1": 0.5}, wall_s=7.0)
+    scores = {"val/t/mean@1": 0.5}
+    state = RunState(step=2, sampler={}, carried=scores, wall_s=7.0)
     with Checkpoints(out / "checkpoints", config.checkpoint).writing(state):
         pass
     assert finished_summary(config) is None  # neither the record nor hf/
-    records = [{"step": 0, "reward/mean": 0.0, "time/step_s": 1.0}, {"step": 2, **state.carried}]
+    records = [{"step": 0, "reward/mean": 0.0, "time/step_s": 1.0}, {"step": 2, **scores}]
     (out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     assert finished_summary(config) is None  # no hf/
     (out / "hf").mkdir()
