@@ -139,7 +139,9 @@ class ScriptedStrategy:
         rank, tp = spec.rank, script.tp
         self.rank_info = RankInfo(rank, rank // tp, spec.world_size // tp, rank % tp == 0)
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+    def score(
+        self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False
+    ) -> PolicyTerms:
         _read_patches(batch)
         return PolicyTerms(torch.zeros(batch.tokens.shape))
 

@@ -137,6 +137,8 @@ NEEDS = {
     Need.CRITIC: "a `critic` role",
     Need.REFERENCE: "a `reference` role",
     Need.OLD_LOGPROBS: "the policy's log-probs before the update (a forward pass of their own)",
+    Need.SQUARED_PROBS: "sums of the policy's squared probabilities, which come with its log-probs "
+    "before the update (a forward pass of their own)",
     Need.GREEDY_BASELINE: "a greedy response to every prompt, which the rollout adds by itself",
     Need.TURNS: "samples that are episodes (`pipeline: agentic`)",
     Need.TEACHER: "at least one of `teachers`",

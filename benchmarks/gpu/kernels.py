@@ -118,7 +118,7 @@ def head_table(folder: Path, device: torch.device, tokens: int, repeats: int) ->
 
     def chunked(size: int) -> Callable[[], None]:
         def work() -> None:
-            found, entropy = logprobs.from_hidden(
+            found, entropy, _ = logprobs.from_hidden(
                 hidden_ND, weight_VD, None, targets_N,
                 temperature=1.0, chunk_tokens=size, entropy=True,
             )  # fmt: skip

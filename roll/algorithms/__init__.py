@@ -8,7 +8,7 @@ from roll.algorithms.advantages.gae import Gae
 from roll.algorithms.advantages.gdpo import Gdpo
 from roll.algorithms.advantages.gpg import Gpg
 from roll.algorithms.advantages.group import Grpo, Rloo
-from roll.algorithms.advantages.opo import Opo
+from roll.algorithms.advantages.optimal import Opo, Otb
 from roll.algorithms.advantages.pass_k import PassK
 from roll.algorithms.advantages.reinforce import Reinforce
 from roll.algorithms.advantages.reinforce_pp import ReinforcePp
@@ -75,6 +75,7 @@ __all__ = [
     "LengthWeight",
     "NormalizeReward",
     "Opo",
+    "Otb",
     "OverlongMask",
     "OverlongPenalty",
     "PassK",

@@ -1,4 +1,6 @@
-"""Log-probs and entropy of tokens, computed in chunks: full `[B, T, V]` logits never exist.
+"""Log-probs of tokens, entropy and squared probabilities of their distributions, in chunks.
+
+Full `[B, T, V]` logits never exist.
 
 The logits at position t - 1 describe token t. Only this module handles that shift by one; all other
 code uses tensors whose position t describes token t. Axis letters: N needed tokens, D hidden size,
@@ -37,13 +39,16 @@ def from_hidden(
     temperature: float | Tensor,
     chunk_tokens: int,
     entropy: bool = False,
+    squares: bool = False,
     cap: float | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute log-probs of the tokens `targets_N`, and entropy, from the hidden states before them.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Compute log-probs of the tokens `targets_N`, entropy, and the sum of squared probabilities,
+    from the hidden states before them.
 
     At most `chunk_tokens * V` float32 logits exist at once. The backward pass computes the logits
-    again, with the same limit. Both results are float32 `[N]`; the softmax is computed in float32
-    for any input dtype. The entropy is None unless `entropy` is True.
+    again, with the same limit. All results are float32 `[N]`; the softmax is computed in float32
+    for any input dtype. The entropy is None unless `entropy` is True; so are, with `squares`, the
+    squares, which have no gradient.
 
     Args:
         weight_VD: weight of the output head, and `bias_V` its bias or None.
@@ -52,10 +57,16 @@ def from_hidden(
         chunk_tokens: number of tokens that are computed at a time, at least 1.
         cap: bound of the logits before the temperature, see `soft_cap`; None: there is none.
     """
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, temperature, (chunk_tokens, cap), entropy
+    logprobs_N, entropy_N, squares_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_ND,
+        weight_VD,
+        bias_V,
+        targets_N,
+        temperature,
+        (chunk_tokens, cap),
+        (entropy, squares),
     )
-    return logprobs_N, entropy_N if entropy else None
+    return logprobs_N, entropy_N if entropy else None, squares_N if squares else None
 
 
 def from_logits(
@@ -102,16 +113,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         targets_N: Tensor,
         temperature: float | Tensor,
         how: tuple[int, float | None],
-        entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies (0 unless `entropy`), both `[N]`; keep no logits.
+        also: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probs, entropies and sums of squared probabilities, each `[N]`; keep no
+        logits.
 
-        `how` is `(chunk_tokens, cap)`.
+        `how` is `(chunk_tokens, cap)`. `also` says whether to compute entropies, and sums of
+        squares; what is not computed is 0.
         """
-        (chunk_tokens, cap), size = how, len(targets_N)
+        (chunk_tokens, cap), (entropy, squares), size = how, also, len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)
-        entropy_N = torch.empty_like(logprobs_N) if entropy else logprobs_N.new_zeros(size)
+        entropy_N, squares_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
         for i in range(0, size, chunk_tokens):
             part = slice(i, i + chunk_tokens)
             logits = soft_cap(linear(hidden_ND[part], weight_VD, bias_V).float(), cap)
@@ -119,21 +132,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
             lse = logits.logsumexp(-1)
             lse_N[part] = lse
             logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
-            if entropy:
+            if entropy or squares:
                 # lse - E[logits] would lose a small entropy to cancellation.
                 logp = logits.sub_(lse[:, None])
-                entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
+                if entropy:
+                    entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
+                if squares:
+                    squares_N[part] = logp.exp_().square_().sum(-1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
         ctx.temperature, ctx.how = temperature, how
         # The gradient of an entropy that is only reported stays None and costs nothing.
         ctx.set_materialize_grads(False)
-        return logprobs_N, entropy_N
+        ctx.mark_non_differentiable(squares_N)
+        return logprobs_N, entropy_N, squares_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
-        grad_logprobs_N, grad_entropy_N = grads
+        grad_logprobs_N, grad_entropy_N, _ = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
         chunk_tokens, cap = ctx.how
         if grad_logprobs_N is None:

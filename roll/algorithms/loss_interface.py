@@ -29,6 +29,9 @@ class PolicyTerms:
     divergence_BT: Tensor | None = None
     """Divergence of that distribution from the teacher's, in nats, float32 `[B, T]`; None without
     teachers."""
+    squares_BT: Tensor | None = None
+    """Sum of the squared probabilities of that distribution, float32 `[B, T]`, without gradient;
+    None unless it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

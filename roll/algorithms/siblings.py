@@ -38,8 +38,9 @@ class Siblings:
         return torch.split(by_group_B, self.size_G.long().tolist())
 
     def sum(self, values_B: Tensor) -> Tensor:
-        """Return the sum over each row's group, float64 `[B]`."""
-        zeros_G = torch.zeros_like(self.size_G)
+        """Return the sum over each row's group, float64 `[B]`; of values `[B, ...]`, the sums of
+        each column."""
+        zeros_G = self.size_G.new_zeros(len(self.size_G), *values_B.shape[1:])
         return zeros_G.index_add(0, self.group_B, values_B.double())[self.group_B]
 
     def mean(self, values_B: Tensor) -> Tensor:

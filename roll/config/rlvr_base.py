@@ -231,6 +231,7 @@ class RlvrBase(RunConfig):
             self.updates_per_step() > 1
             or algorithm.old_logprobs == "recompute"
             or Need.OLD_LOGPROBS in self.needs
+            or Need.SQUARED_PROBS in self.needs
         )
 
     @property

@@ -57,8 +57,20 @@ class TokenColumn(Batch):
     def aligned(self, batch: TokenBatch) -> Tensor:
         """Return `values` `[B, T]` with the width of `batch`, whose rows these are; positions that
         are missing at the end become 0."""
-        missing = batch.tokens.shape[1] - self.values.shape[1]
-        return pad(self.values, [0, missing])
+        return _widened(self.values, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyColumns(TokenColumn):
+    """Results of a policy's forward pass for each token of a batch; `values` are log-probs."""
+
+    squares: Tensor | None = tensor("BT")
+    """Sum of the squared probabilities of the distribution that each token was drawn from, float32
+    `[B, T]`; None unless it was asked for."""
+
+    def aligned_squares(self, batch: TokenBatch) -> Tensor | None:
+        """Return `squares` as `aligned` returns `values`; None if there are none."""
+        return None if self.squares is None else _widened(self.squares, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +211,10 @@ class RolloutBatch(TrainBatch):
     """Log-probabilities of the tokens, which the trainer computes before the first update of the
     step, float32 `[B, T]`; or those of the engine, with `old_logprobs: rollout`. None if a step has
     one update: the current ones are the old ones, then."""
+    squared_probs: Tensor | None = tensor("BT")
+    """Sum over the vocabulary of the squared probabilities of the distribution that each token was
+    drawn from, in the forward pass of `old_logprobs`, float32 `[B, T]`; None unless the algorithm
+    needs it."""
     ref_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens under the frozen reference model, float32 `[B, T]`; None
     without a reference."""
@@ -236,3 +252,8 @@ class PairedRollouts(RolloutBatch):
     each of them the lower one."""
 
     unit: ClassVar[int] = 2
+
+
+def _widened(values_BT: Tensor, batch: TokenBatch) -> Tensor:
+    """Return the values with zeros behind them, as wide as the tokens of the batch."""
+    return pad(values_BT, [0, batch.tokens.shape[1] - values_BT.shape[1]])

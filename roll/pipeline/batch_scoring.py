@@ -25,9 +25,9 @@ from roll.workers.reference import ReferenceWorker
 def add_logprobs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> RolloutBatch:
     """Add `ref_logprobs` if there is a reference, and `old_logprobs` if the updates need them.
 
-    `old_logprobs` are those of the policy before the first update of the step. For a policy with an
-    adapter, the reference may be the model without the adapter; or it is a copy in the policy's
-    workers.
+    `old_logprobs` are those of the policy before the first update of the step; `squared_probs` come
+    with them if the algorithm needs them. For a policy with an adapter, the reference may be the
+    model without the adapter; or it is a copy in the policy's workers.
     """
     if runtime.reference is not None:
         with runtime.colocation.use(Role.REFERENCE):
@@ -38,9 +38,12 @@ def add_logprobs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> Rol
             scored = runtime.actor.call(ActorWorker.base_logprobs, batch.inputs())
         batch = replace(batch, ref_logprobs=scored.aligned(batch))
     if config.scores_old_logprobs:
+        squares = Need.SQUARED_PROBS in config.needs
         with runtime.colocation.use(Role.ACTOR_TRAIN):
-            scored = runtime.actor.call(ActorWorker.logprobs, batch.inputs())
-        batch = replace(batch, old_logprobs=scored.aligned(batch))
+            found = runtime.actor.call(ActorWorker.logprobs, batch.inputs(), squares)
+        batch = replace(
+            batch, old_logprobs=found.aligned(batch), squared_probs=found.aligned_squares(batch)
+        )
     return batch
 
 

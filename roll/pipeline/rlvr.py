@@ -165,7 +165,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         metrics = metrics | teacher_metrics(batch)
         if config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
-        batch = replace(batch, step_rewards=None, step_ends=None)  # no update reads them
+        # No update reads them.
+        batch = replace(batch, step_rewards=None, step_ends=None, squared_probs=None)
         if config.algorithm.correction is not None:
             batch, corrected = correct(batch, config.algorithm.correction)
             metrics = metrics | corrected

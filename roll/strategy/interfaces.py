@@ -39,7 +39,7 @@ class ScoreStrategy(Protocol[T_co]):
         """Place of this rank in the data parallel layout."""
         ...
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
+    def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T_co:
         """Compute the results of all rows, in order, without gradients. Collective.
 
         Tensors of the result have shape `[B, T]`, are on the CPU, and are 0 at padding and at
@@ -48,6 +48,8 @@ class ScoreStrategy(Protocol[T_co]):
 
         Args:
             entropy: also compute a policy's entropy at each token; other models ignore this.
+            squares: also compute the sum of a policy's squared probabilities at each token; other
+                models ignore this.
         """
         ...
 

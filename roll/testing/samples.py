@@ -65,6 +65,7 @@ def batch(samples: SampleTable, *, seed: int = 1) -> RolloutBatch:
     return replace(
         found,
         old_logprobs=old_BT,
+        squared_probs=column(0.1, 0.9),
         ref_logprobs=old_BT + column(-0.3, 0.3),
         teacher_logprobs=old_BT + column(-0.5, 0.5),
         values=column(-1.0, 1.0),

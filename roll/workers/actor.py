@@ -10,7 +10,13 @@ from roll.algorithms.update_metrics import advantage_metrics
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import TrainRole
-from roll.core.batches import RolloutBatch, ScoredSamples, TokenBatch, TokenColumn
+from roll.core.batches import (
+    PolicyColumns,
+    RolloutBatch,
+    ScoredSamples,
+    TokenBatch,
+    TokenColumn,
+)
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.types import WorkerSpec
@@ -67,10 +73,17 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         self.aborts = PushAborts()
 
     @dispatch(SHARD_BATCH)
-    def logprobs(self, batch: TokenBatch) -> TokenColumn:
+    def logprobs(self, batch: TokenBatch, squares: bool = False) -> PolicyColumns:
         """Return the log-probability of each token under the policy. The driver calls this before
-        the first update of a step."""
-        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
+        the first update of a step.
+
+        Args:
+            squares: also return the sum of the squared probabilities at each token.
+        """
+        terms = self.strategy.score(batch, squares=squares)
+        return PolicyColumns(
+            lengths=batch.lengths, values=terms.logprobs_BT, squares=terms.squares_BT
+        )
 
     @dispatch(SHARD_BATCH)
     def base_logprobs(self, batch: TokenBatch) -> TokenColumn:

@@ -45,12 +45,13 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         whole.offload()
         whole.onload()
         results[name] = {
-            "whole": whole.score(rows, entropy=True),
-            "small": small.score(rows, entropy=True),
-            "dirty padding": small.score(dirty, entropy=True),
-            "own temperatures": small.score(own, entropy=True),
+            "whole": whole.score(rows, entropy=True, squares=True),
+            "small": small.score(rows, entropy=True, squares=True),
+            "dirty padding": small.score(dirty, entropy=True, squares=True),
+            "own temperatures": small.score(own, entropy=True, squares=True),
             "bf16": bf16.score(rows).logprobs_BT,
-            "no entropy": whole.score(rows).entropy_BT,
+            "neither": whole.score(rows),
+            "squares alone": whole.score(rows, squares=True),
             "info": info,
         }
         for strategy in (small, bf16, whole):
@@ -86,7 +87,7 @@ def test_scores_equal_hf_row_by_row(
             if how == "own temperatures":
                 temperatures = part.require("temperatures", made_by="score_batch")
             terms = result[backend][how]
-            want_BT, entropy_BT = torch.zeros(2, *part.tokens.shape)
+            want_BT, entropy_BT, squares_BT = torch.zeros(3, *part.tokens.shape)
             for row, length in enumerate(part.lengths.tolist()):
                 tokens = part.tokens[row, :length]
                 with torch.no_grad():
@@ -94,16 +95,22 @@ def test_scores_equal_hf_row_by_row(
                 logp = logits.log_softmax(-1)
                 want_BT[row, 1:length] = logp[torch.arange(length - 1), tokens[1:]]
                 entropy_BT[row, 1:length] = -(logp.exp() * logp).sum(-1)
+                squares_BT[row, 1:length] = logp.exp().square().sum(-1)
             torch.testing.assert_close(terms.logprobs_BT, want_BT, atol=1e-5, rtol=0)
             torch.testing.assert_close(terms.entropy_BT, entropy_BT, atol=1e-5, rtol=0)
+            torch.testing.assert_close(terms.squares_BT, squares_BT, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("backend", SCORE_BACKENDS)
-def test_scores_have_no_entropy_unless_asked_and_know_their_ranks(
+def test_scores_have_only_what_is_asked_and_know_their_ranks(
     ranks: list[dict[str, Any]], backend: str
 ) -> None:
     for result in ranks:
-        assert result[backend]["no entropy"] is None
+        neither, alone = result[backend]["neither"], result[backend]["squares alone"]
+        assert neither.entropy_BT is None
+        assert neither.squares_BT is None
+        assert alone.entropy_BT is None
+        assert torch.equal(alone.squares_BT, result[backend]["whole"].squares_BT)
         together = 2 if backend in SHARED_ROWS and len(ranks) > 1 else 1
         assert result[backend]["info"].dp_size == len(ranks) // together
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,8 +22,9 @@ def example() -> tuple[Tensor, Tensor, Tensor]:
     return logits, targets, torch.randn(2, 2, 5, generator=g)
 
 
-def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropy, and the gradient of their weighted sum, in float64."""
+def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropy, the gradient of their weighted sum, and the sum of the squared
+    probabilities, in float64."""
     logits, targets, weights = example()
     wide = logits.double().requires_grad_()
     logprobs = (wide[..., :VOCAB] / temperature).log_softmax(-1)
@@ -29,20 +32,22 @@ def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     (chosen * weights[0] + entropy * weights[1]).sum().backward()
     assert wide.grad is not None
-    return chosen.detach(), entropy.detach(), wide.grad
+    squares = logprobs.detach().exp().square().sum(-1)
+    return chosen.detach(), entropy.detach(), wide.grad, squares
 
 
-def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     group = torch.distributed.group.WORLD
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     logits, targets, weights = example()
     mine = logits.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
-    found = token_logprobs(
-        mine, targets, vocab=VOCAB, temperature=temperature, group=group, chunk=chunk
-    )
+    settings: dict[str, Any] = {"vocab": VOCAB, "group": group, "chunk": chunk}
+    found = token_logprobs(mine, targets, temperature=temperature, squares=True, **settings)
+    assert token_logprobs(mine, targets, **settings)[2] is None
+    assert found[2] is not None
     (found[0] * weights[0] + found[1] * weights[1]).sum().backward()
     assert mine.grad is not None
-    return found[0].detach(), found[1].detach(), mine.grad
+    return found[0].detach(), found[1].detach(), mine.grad, found[2]
 
 
 # On eight ranks the last one has nothing but padding.
@@ -51,9 +56,10 @@ def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_they_are_those_of_the_whole_vocabulary(ranks: int, chunk: int, temperature: float) -> None:
     expected = by_hand(temperature)
     answers = run_ranks(on_ranks, ranks, temperature, chunk)
-    for logprobs, entropy, _ in answers:
+    for logprobs, entropy, _, squares in answers:
         torch.testing.assert_close(logprobs.double(), expected[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(entropy.double(), expected[1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(squares.double(), expected[3], atol=1e-6, rtol=0)
     gradient = torch.cat([answer[2] for answer in answers], dim=-1)
     torch.testing.assert_close(gradient.double(), expected[2], atol=1e-5, rtol=0)
 

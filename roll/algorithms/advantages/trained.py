@@ -50,6 +50,13 @@ class TrainedTokens:
             return cls(mask_BT, count_B, count_B - 1, mask_BT.cumsum(1).mul_(mask_BT))
         return cls(mask_BT, count_B, first_B + count_B - 1, None)
 
+    @classmethod
+    def counted(cls, mask_BT: Tensor) -> TrainedTokens:
+        """Build the conversion in which the n-th trained token of every row has the same place on
+        axis L, also where prompts differ in length."""
+        count_B = mask_BT.sum(1)
+        return cls(mask_BT, count_B, count_B - 1, mask_BT.cumsum(1).mul_(mask_BT))
+
     def some(self, rows_R: Tensor, width: int) -> TrainedTokens:
         """Return the conversion for the rows `rows_R`, which are at most `width` tokens long."""
         return TrainedTokens(

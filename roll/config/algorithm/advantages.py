@@ -110,6 +110,24 @@ class OpoConfig(Choice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
 
 
+class OtbConfig(Choice):
+    """Advantage with the optimal baseline of each token: G - sum(W * G) / sum(W), sums over the
+    samples of the group that have a t-th token, where G is the sum of the rewards from token t on
+    (OTB, arXiv 2602.07078). W, the realized energy of a sample, is the sum over its tokens up to t
+    of 1 - 2 * p + sum(q**2): the squared norm of the gradient of the token's log-prob by the
+    logits, where p is the token's probability, and q are those of the whole vocabulary.
+
+    For long responses and groups of few samples, whose gradients vary most. Where only one sample
+    is left, its advantage is 0.
+    """
+
+    kind: Literal["otb"] = "otb"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS, Need.SQUARED_PROBS})
+    eps: float = Field(default=1e-8, gt=0)
+    """Number added to each W, so that the baseline is a plain mean where all tokens were
+    certain."""
+
+
 class PassKConfig(Choice):
     """Advantage for pass@k (pass@k training, arXiv 2508.10751). In a group with s successes and w
     failures, and with f = C(w, k) / C(s + w, k), a success gets a = sqrt(f / (1 - f)) and a failure
@@ -280,6 +298,7 @@ AdvantageConfig = Annotated[
     | RlooConfig
     | GpgConfig
     | OpoConfig
+    | OtbConfig
     | PassKConfig
     | WinRateConfig
     | GdpoConfig

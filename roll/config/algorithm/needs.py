@@ -19,6 +19,9 @@ class Need(StrEnum):
     """A `reference` role."""
     OLD_LOGPROBS = "old_logprobs"
     """Log-probs of the policy for the whole update, computed before the update begins."""
+    SQUARED_PROBS = "squared_probs"
+    """Sums of the policy's squared probabilities at each token, from the forward pass that computes
+    its log-probs before the update begins."""
     GREEDY_BASELINE = "greedy_baseline"
     """A greedy response to every prompt, and its reward."""
     TURNS = "turns"

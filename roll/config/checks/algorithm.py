@@ -16,6 +16,7 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of the algorithm, one line each, `key: problem and reason`."""
     yield from _roles(config)
     yield from _follow(config)
+    yield from _squared_probs(config)
     yield from _pass_k(config)
     yield from _separate_rewards(config)
     yield from _group_rewards(config)
@@ -74,6 +75,16 @@ def _follow(config: RlvrBase) -> Iterator[str]:
         yield (
             f"reference.follow.every: {follow.every} steps are not over before the last of "
             f"max_steps = {config.max_steps}, so the reference would never move; use fewer"
+        )
+
+
+def _squared_probs(config: RlvrBase) -> Iterator[str]:
+    """Yield a problem if no forward pass tells the squared probabilities that the algorithm
+    needs."""
+    if Need.SQUARED_PROBS in config.needs and config.algorithm.old_logprobs == "rollout":
+        yield (
+            f"algorithm.old_logprobs: {_who(config.needs, Need.SQUARED_PROBS)} needs the policy's "
+            "whole distributions, of which the engine reports only the chosen tokens; use auto"
         )
 
 

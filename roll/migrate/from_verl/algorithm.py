@@ -43,6 +43,7 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
     "remax": {"kind": "remax"},
     "opo": {"kind": "opo"},
     "gpg": {"kind": "gpg"},
+    "optimal_token_baseline": {"kind": "otb"},
     "reinforce_plus_plus": {"kind": "reinforce_pp", "baseline": "none"},
     "reinforce_plus_plus_baseline": {"kind": "reinforce_pp", "baseline": "group"},
 }

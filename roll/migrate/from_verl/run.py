@@ -27,6 +27,7 @@ REASONS = {
     f"{ROLLOUT}.log_prob_micro_batch_size": "see max_tokens_per_microbatch",
     f"{ROLLOUT}.mode": "engines always serve single requests",
     f"{ROLLOUT}.load_format": "engines load the checkpoint, and then get the trainer's weights",
+    f"{ACTOR}.calculate_sum_pi_squared": "computed where the advantage needs it",
     f"{ROLLOUT}.calculate_log_probs": "log-probs of all tokens are always kept",
     f"{ROLLOUT}.free_cache_engine": "roles that share devices always take turns",
     f"{ROLLOUT}.multi_turn": "several turns: pipeline: agentic (docs/agents.md)",

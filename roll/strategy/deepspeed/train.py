@@ -100,7 +100,7 @@ class DeepspeedStrategy(Generic[T]):
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
+    def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
         self._model.eval()
         terms = forward.score(
             self._scored,
@@ -108,6 +108,7 @@ class DeepspeedStrategy(Generic[T]):
             device=self._device,
             max_tokens=self._max_tokens,
             entropy=entropy,
+            squares=squares,
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
         if self._cut:

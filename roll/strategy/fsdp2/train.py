@@ -83,7 +83,7 @@ class Fsdp2Strategy(Generic[T]):
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
+    def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
         self._model.eval()
         terms = forward.score(
             self._model,
@@ -91,6 +91,7 @@ class Fsdp2Strategy(Generic[T]):
             device=self._device,
             max_tokens=self._max_tokens,
             entropy=entropy,
+            squares=squares,
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
         # Without a backward pass some parameters stay gathered and would not see the next update.

@@ -36,13 +36,14 @@ class HfScore(Generic[T]):
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
+    def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
         return forward.score(
             self._model,
             batch,
             device=self._device,
             max_tokens=self._max_tokens,
             entropy=entropy,
+            squares=squares,
             agree=lambda passes: passes,
         )
 

@@ -76,25 +76,33 @@ class MegatronStrategy:
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+    def score(
+        self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False
+    ) -> PolicyTerms:
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
         def reduce(logits_BTS: Tensor, micro: TokenBatch) -> tuple[Tensor, PolicyTerms]:
             needed_BT = torch.arange(micro.tokens.shape[1]) < micro.lengths[:, None]
-            terms = self._terms(logits_BTS, micro, needed_BT, entropy=entropy)
+            terms = self._terms(logits_BTS, micro, needed_BT, entropy=entropy, squares=squares)
             return terms.logprobs_BT.sum(), terms
 
         for chunk in self._model.chunks:
             chunk.eval()
-        out = torch.zeros(1 + entropy, *batch.tokens.shape)
+        out = torch.zeros(1 + entropy + squares, *batch.tokens.shape)
         with torch.no_grad():
             for micro, terms in run(self._model, micros, reduce, forward_only=True):
                 width = terms.logprobs_BT.shape[1]
                 out[0, micro.rows, :width] = terms.logprobs_BT.cpu()
                 if terms.entropy_BT is not None:
                     out[1, micro.rows, :width] = terms.entropy_BT.cpu()
+                if terms.squares_BT is not None:
+                    out[-1, micro.rows, :width] = terms.squares_BT.cpu()
         out = groups.from_last_stage(out.to(self._device)).cpu()
-        return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
+        return PolicyTerms(
+            logprobs_BT=out[0],
+            entropy_BT=out[1] if entropy else None,
+            squares_BT=out[-1] if squares else None,
+        )
 
     def score_base(self, batch: TokenBatch) -> PolicyTerms:
         require_adapter(self._model_config)
@@ -183,7 +191,13 @@ class MegatronStrategy:
         self._group.leave()
 
     def _terms(
-        self, logits_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, entropy: bool
+        self,
+        logits_BTS: Tensor,
+        micro: TokenBatch,
+        needed_BT: Tensor,
+        *,
+        entropy: bool,
+        squares: bool = False,
     ) -> PolicyTerms:
         """Compute the terms of the needed tokens of a micro-batch; zero at the others.
 
@@ -199,19 +213,21 @@ class MegatronStrategy:
             own_B = micro.temperatures.to(self._device)
             own_N1 = own_B[positions_N // needed_BT.shape[1], None]
             logits_NS, temperature = logits_NS.float() / own_N1, 1.0
-        logprobs_N, entropy_N = token_logprobs(
+        logprobs_N, entropy_N, squares_N = token_logprobs(
             logits_NS,
             tokens_N,
             vocab=self._model.vocab,
             temperature=temperature,
             chunk=self._head.chunk_tokens,
             group=groups.tensor_parallel(),
+            squares=squares,
         )
         shape = micro.tokens.shape
         empty_BT = logprobs_N.new_zeros(shape)
         return PolicyTerms(
             logprobs_BT=empty_BT.put(positions_N, logprobs_N),
             entropy_BT=empty_BT.put(positions_N, entropy_N) if entropy else None,
+            squares_BT=None if squares_N is None else empty_BT.put(positions_N, squares_N),
         )
 
 

@@ -50,6 +50,7 @@ def run(
     device: torch.device,
     *,
     entropy: bool,
+    squares: bool = False,
     tower: bool = False,
 ) -> ModelOutputs:
     """Run the model's `forward` for the needed tokens of one micro-batch; results are on `device`.
@@ -59,6 +60,7 @@ def run(
     Args:
         needed_BT: bool mask of the needed tokens, on the CPU.
         entropy: also compute the entropy at each needed token.
+        squares: also compute the sum of squared probabilities at each needed token.
         tower: result of `runs_tower`; with True, rows without pictures run the vision part, too.
     """
     teacher_outputs = batch.teacher_outputs if isinstance(batch, TrainBatch) else None
@@ -73,6 +75,7 @@ def run(
             temperatures_N=temperatures_N,
             lengths=batch.lengths.tolist(),
             entropy=entropy,
+            squares=squares,
             teacher_outputs=None
             if teacher_outputs is None
             else outputs_by_teacher(teacher_outputs, needed_BT, device),
@@ -121,6 +124,7 @@ def score(
     max_tokens: int,
     entropy: bool,
     agree: Callable[[int], int],
+    squares: bool = False,
 ) -> T:
     """Compute the terms of the tokens that `model.needed` selects, on the CPU, without gradients.
 
@@ -129,6 +133,7 @@ def score(
     Args:
         max_tokens: maximum number of tokens in a micro-batch, padding and patches included.
         agree: maps this rank's number of passes to the number of passes that every rank runs.
+        entropy, squares: as for `run`.
     """
     tower = runs_tower(model, batch, agree)
     parts = microbatch.plan_of(batch, max_tokens, packed=model.packs)
@@ -138,7 +143,10 @@ def score(
         for rows in parts:
             micro = microbatch.take(batch, rows)
             needed_BT = model.needed(micro)
-            yield rows, run(model, micro, needed_BT, device, entropy=entropy, tower=tower)
+            yield (
+                rows,
+                run(model, micro, needed_BT, device, entropy=entropy, squares=squares, tower=tower),
+            )
         for _ in range(passes - len(parts)):
             empty_pass(model, device, tower=tower)
 

@@ -70,9 +70,10 @@ class PolicyModel(TokenModel[PolicyTerms]):
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
-        """Compute log-probs, entropy and the divergence from teachers, each float32 `[N]`."""
+        """Compute log-probs, entropy, the divergence from teachers and the sum of squared
+        probabilities, each float32 `[N]`."""
         head, own_N = self._parts[1], request.temperatures_N
-        logprobs_N, entropy_N = logprobs.from_hidden(
+        logprobs_N, entropy_N, squares_N = logprobs.from_hidden(
             states_ND,
             head.weight_VD,
             head.bias_V,
@@ -80,10 +81,11 @@ class PolicyModel(TokenModel[PolicyTerms]):
             temperature=(self._temperature if own_N is None else own_N) * head.divisor,
             chunk_tokens=self._chunk_tokens,
             entropy=request.entropy,
+            squares=request.squares,
             cap=head.cap,
         )
         if request.teacher_outputs is None:
-            return ModelOutputs(logprobs_N, entropy_N)
+            return ModelOutputs(logprobs_N, entropy_N, squares=squares_N)
         assert self._compared is not None
         divergence_N = divergences(
             states_ND,
@@ -95,10 +97,10 @@ class PolicyModel(TokenModel[PolicyTerms]):
             chunk_tokens=self._chunk_tokens,
             cap=head.cap,
         )
-        return ModelOutputs(logprobs_N, entropy_N, divergence_N)
+        return ModelOutputs(logprobs_N, entropy_N, divergence_N, squares_N)
 
     def terms(self, outputs: ModelOutputs) -> PolicyTerms:
-        return PolicyTerms(outputs.values, outputs.entropy, outputs.divergence)
+        return PolicyTerms(outputs.values, outputs.entropy, outputs.divergence, outputs.squares)
 
 
 class ClassifierModel(TokenModel[T]):

@@ -35,6 +35,8 @@ class ModelOutputs(NamedTuple):
     """Entropy of the distribution that each token was drawn from."""
     divergence: Tensor | None = None
     """Divergence between the distributions of student and teacher at each token."""
+    squares: Tensor | None = None
+    """Sum of the squared probabilities of the distribution that each token was drawn from."""
     top_ids: Tensor | None = None
     """Ids `[N, K + 1]` of a teacher's likeliest tokens, as float32 so that DeepSpeed can stack them
     with `values`; the last column means nothing."""
@@ -55,6 +57,8 @@ class ForwardRequest:
     """Number of tokens of each row, without padding."""
     entropy: bool = False
     """True to compute also the entropy of the model's distribution at each requested token."""
+    squares: bool = False
+    """True to compute also the sum of the squared probabilities of this distribution."""
     teacher_outputs: Sequence[TeacherOutputs] | None = None
     """Outputs of teachers for the requested tokens, one entry per teacher."""
     temperatures_N: Tensor | None = None

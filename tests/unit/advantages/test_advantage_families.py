@@ -44,6 +44,7 @@ from roll.config.algorithm import (
     GrpoConfig,
     Need,
     OpoConfig,
+    OtbConfig,
     PassKConfig,
     ReinforceConfig,
     ReinforcePpConfig,
@@ -82,6 +83,7 @@ def full_batch(seed: int, *, rows: int = 7, width: int = 9, paid: bool = True) -
         token_rewards=tokens() if paid else None,
         rollout_logprobs=tokens(),
         old_logprobs=tokens(float("-inf")),
+        squared_probs=tokens(float("inf")),
         teacher_logprobs=tokens(float("inf")),
         values=tokens(),
         turns=[
@@ -98,6 +100,7 @@ CONFIGS: list[AdvantageConfig] = [
     RlooConfig(),
     GpgConfig(),
     OpoConfig(),
+    OtbConfig(),
     PassKConfig(k=2, threshold=0.3),
     WinRateConfig(),
     WinRateConfig(scale=0.3),
@@ -138,7 +141,13 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
     wider: dict[str, Any] = {
         name: pad(getattr(batch, name), [0, columns], value=NAN)
-        for name in ("rollout_logprobs", "old_logprobs", "teacher_logprobs", "values")
+        for name in (
+            "rollout_logprobs",
+            "old_logprobs",
+            "squared_probs",
+            "teacher_logprobs",
+            "values",
+        )
     }
     if batch.token_rewards is not None:
         wider["token_rewards"] = pad(batch.token_rewards, [0, columns], value=NAN)

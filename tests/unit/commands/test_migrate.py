@@ -298,10 +298,11 @@ def test_verl(tmp_path: Path) -> None:
 
 def test_algorithms_of_verl(tmp_path: Path) -> None:
     keys = {"actor_rollout_ref__actor__use_kl_loss": False}
-    path = changed(tmp_path, "verl", algorithm__adv_estimator="gpg", **keys)
-    config = loaded(migrate(path), tmp_path)
-    assert isinstance(config, RlvrConfig)
-    assert config.algorithm.advantage.kind == "gpg"
+    for name, kind in {"gpg": "gpg", "optimal_token_baseline": "otb"}.items():
+        path = changed(tmp_path, "verl", algorithm__adv_estimator=name, **keys)
+        config = loaded(migrate(path), tmp_path)
+        assert isinstance(config, RlvrConfig)
+        assert config.algorithm.advantage.kind == kind
     mode = "actor_rollout_ref__actor__policy_loss__loss_mode"
     for name in ("tv", "kl"):
         made = migrate(changed(tmp_path, "verl", **{mode: f"dppo_{name}"}, **keys))

@@ -31,12 +31,14 @@ def from_hidden(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, at: Tensor, **options: Any
 ) -> PolicyTerms:
     """At their places, `[B, T]`."""
-    logprobs_N, entropy_N = logprobs.from_hidden(
+    logprobs_N, entropy_N, squares_N = logprobs.from_hidden(
         hidden.flatten(0, 1)[at - 1], weight, bias, tokens.flatten()[at], **options
     )
     empty = torch.zeros(tokens.shape)
     return PolicyTerms(
-        empty.put(at, logprobs_N), None if entropy_N is None else empty.put(at, entropy_N)
+        empty.put(at, logprobs_N),
+        None if entropy_N is None else empty.put(at, entropy_N),
+        squares_BT=None if squares_N is None else empty.put(at, squares_N),
     )
 
 
@@ -136,6 +138,35 @@ def test_bf16_inputs_get_a_float32_softmax() -> None:
     want, _ = by_hand(logits.double(), tokens, 1.0)
     assert got.logprobs_BT.dtype == torch.float32
     torch.testing.assert_close(got.logprobs_BT.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_squared_probabilities_are_summed_and_change_no_gradient(entropy: bool) -> None:
+    hidden, weight, _, tokens = inputs(torch.float32)
+    hidden.requires_grad_()
+    everywhere = positions(torch.ones(B, T, dtype=torch.bool))
+    plain, got = (
+        from_hidden(
+            hidden, weight, None, tokens, everywhere,
+            temperature=0.7, chunk_tokens=4, entropy=entropy, squares=squares,
+        )
+        for squares in (False, True)
+    )  # fmt: skip
+    probs = ((hidden @ weight.T).double() / 0.7).softmax(-1)
+    want = torch.zeros(B, T, dtype=torch.float64)
+    want[:, 1:] = probs[:, :-1].square().sum(-1)
+    assert plain.squares_BT is None
+    assert got.squares_BT is not None
+    torch.testing.assert_close(got.squares_BT.double(), want, atol=1e-6, rtol=1e-5)
+    assert not got.squares_BT.requires_grad
+    for terms in (plain, got):
+        assert (terms.entropy_BT is not None) is entropy
+    pair = [torch.autograd.grad(_total(terms), hidden)[0] for terms in (plain, got)]
+    assert torch.equal(*pair)
+
+
+def _total(terms: PolicyTerms) -> Tensor:
+    return terms.logprobs_BT.sum() + (0 if terms.entropy_BT is None else terms.entropy_BT.sum())
 
 
 class _LargestTensor(TorchDispatchMode):

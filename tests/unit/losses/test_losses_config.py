@@ -13,6 +13,7 @@ from roll.algorithms.registries import KL_ESTIMATORS
 from roll.config import RlvrConfig, load_config
 from roll.config.algorithm import AlgorithmConfig, KlConfig, LossTermConfig, Need
 from roll.config.algorithm.loss_choice import LossChoice
+from roll.config.errors import ConfigError
 
 CHOICES: tuple[type[LossChoice], ...] = get_args(get_args(LossTermConfig)[0])
 
@@ -129,6 +130,7 @@ rewards:
         (["actor_train.samples_per_update=64"], True),
         (["algorithm.correction={weight: {level: token}}"], True),
         (["algorithm.loss=[{kind: kl_cov}]"], True),
+        (["algorithm.advantage={kind: otb}"], True),
         (["algorithm.loss=[{kind: clip_cov}]", "algorithm.old_logprobs=rollout"], False),
         (["actor_train.samples_per_update=64", "algorithm.old_logprobs=rollout"], False),
     ],
@@ -141,6 +143,14 @@ def test_old_log_probs_are_scored_where_something_needs_them(
     config = load_config(path, overrides).config
     assert isinstance(config, RlvrConfig)
     assert config.scores_old_logprobs is scored
+
+
+def test_whole_distributions_do_not_come_from_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    changes = ["algorithm.advantage={kind: otb}", "algorithm.old_logprobs=rollout"]
+    with pytest.raises(ConfigError, match=r"old_logprobs: otb needs the policy's whole dist"):
+        load_config(path, changes)
 
 
 def test_a_correction_can_be_written_in_a_run_file(tmp_path: Path) -> None:

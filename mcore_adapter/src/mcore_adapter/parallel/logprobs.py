@@ -17,8 +17,10 @@ def token_logprobs(
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
     chunk: int = 1024,
-) -> tuple[Tensor, Tensor]:
-    """Return natural log-probabilities of the given tokens, and the entropy of each distribution.
+    squares: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return natural log-probabilities of the given tokens, and of each distribution the entropy
+    and the sum of squared probabilities.
 
     To save memory, only `chunk` tokens at a time are converted to fp32 and get a softmax, in the
     forward and in the backward pass. A call makes two small collectives, whatever the number of
@@ -32,16 +34,19 @@ def token_logprobs(
         temperature: number by which the logits are divided.
         group: tensor parallel ranks, in the order of their columns; None: the logits are whole.
         chunk: number of tokens that are processed at a time.
+        squares: also compute the sums of squares.
 
     Returns:
-        Log-probabilities and entropies, float32 `[...]` each. Both can be differentiated, if all
-        ranks pass the same gradients into them.
+        Log-probabilities, entropies and sums of squares, float32 `[...]` each. The first two can be
+        differentiated, if all ranks pass the same gradients into them. The sums have no gradient;
+        they are None unless `squares` is True.
     """
     flat = logits.flatten(0, -2)
-    logprobs, entropy = _TokenLogprobs.apply(
-        flat, targets.flatten(), vocab, temperature, group, chunk
+    found = _TokenLogprobs.apply(
+        flat, targets.flatten(), vocab, temperature, group, (chunk, squares)
     )
-    return logprobs.view(targets.shape), entropy.view(targets.shape)
+    logprobs, entropy, sums = (values.view(targets.shape) for values in found)
+    return logprobs, entropy, sums if squares else None
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -55,30 +60,33 @@ class _TokenLogprobs(torch.autograd.Function):
         vocab: int,
         temperature: float,
         group: dist.ProcessGroup | None,
-        chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probs of `targets_N` and entropy, `[N]`; ignore columns from `vocab` on."""
-        width = logits_NV.shape[1]
+        how: tuple[int, bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probs of `targets_N`, entropy and sum of squares, `[N]`; ignore columns from
+        `vocab` on. `how` is `(chunk, squares)`; without `squares`, these sums are 0."""
+        (chunk, squares), width = how, logits_NV.shape[1]
         start = 0 if group is None else dist.get_rank(group) * width
         columns = min(max(vocab - start, 0), width)
         ctx.scope = (columns, start, temperature, chunk)
         parts = list(zip(logits_NV.split(chunk), targets_N.split(chunk), strict=True))
         top_N = torch.cat([_top(rows[:, :columns]) for rows, _ in parts]) / temperature
         _all_reduce(top_N, dist.ReduceOp.MAX, group)
-        sums_3N = torch.cat(
+        sums_4N = torch.cat(
             [
-                _sums(rows[:, :columns].float() / temperature, wanted - start, top)
+                _sums(rows[:, :columns].float() / temperature, wanted - start, top, squares)
                 for (rows, wanted), top in zip(parts, top_N.split(chunk), strict=True)
             ],
             dim=1,
         )
-        _all_reduce(sums_3N, dist.ReduceOp.SUM, group)
-        mass_N, weighted_N, target_N = sums_3N
+        _all_reduce(sums_4N, dist.ReduceOp.SUM, group)
+        mass_N, weighted_N, target_N, squared_N = sums_4N
         normalizer_N = mass_N.log() + top_N
         entropy_N = mass_N.log() - weighted_N / mass_N
         ctx.save_for_backward(logits_NV, targets_N, normalizer_N, entropy_N)
         ctx.set_materialize_grads(False)
-        return (target_N - top_N) - mass_N.log(), entropy_N
+        squares_N = squared_N / mass_N.square()
+        ctx.mark_non_differentiable(squares_N)
+        return (target_N - top_N) - mass_N.log(), entropy_N, squares_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -91,7 +99,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs = logits_NV[rows, :columns].float() / temperature - normalizer_N[rows, None]
             probs = logprobs.exp()
             found = torch.zeros_like(probs)
-            logprob_grad, entropy_grad = (None if g is None else g[rows, None] for g in grads)
+            logprob_grad, entropy_grad = (None if g is None else g[rows, None] for g in grads[:2])
             if logprob_grad is not None:
                 local = targets_N[rows] - start
                 mine = (local >= 0) & (local < columns)
@@ -110,19 +118,22 @@ def _top(rows_NV: Tensor) -> Tensor:
     return rows_NV.amax(dim=1).float()
 
 
-def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor) -> Tensor:
-    """Return this rank's sums over its columns, `[3, N]`.
+def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor, squares: bool) -> Tensor:
+    """Return this rank's sums over its columns, `[4, N]`.
 
-    The rows are the sum of exp(x - top), the sum of exp(x - top) * (x - top), and the target's x,
-    which is 0 if another rank has the target. With x in place of x - top, the entropy would be the
-    difference of two large numbers.
+    The rows are the sum of exp(x - top), the sum of exp(x - top) * (x - top), the target's x, which
+    is 0 if another rank has the target, and the sum of exp(x - top) ** 2, which is 0 unless
+    `squares` is True. With x in place of x - top, the entropy would be the difference of two large
+    numbers.
     """
     below_NV = scaled_NV - top_N[:, None]
     weights_NV = below_NV.exp()
     mine_N = (local_N >= 0) & (local_N < scaled_NV.shape[1])
     target_N = torch.zeros_like(top_N)
     target_N[mine_N] = scaled_NV[mine_N, local_N[mine_N]]
-    return torch.stack([weights_NV.sum(dim=1), (weights_NV * below_NV).sum(dim=1), target_N])
+    weighted_N = (weights_NV * below_NV).sum(dim=1)
+    squared_N = weights_NV.square().sum(dim=1) if squares else torch.zeros_like(top_N)
+    return torch.stack([weights_NV.sum(dim=1), weighted_N, target_N, squared_N])
 
 
 def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: object) -> None:

@@ -193,7 +193,7 @@ class Policy:
         places_N = of.places_N
         if ahead > 1:
             places_N = places_N[of.positions_BT.flatten()[places_N] >= ahead]
-        logprobs_N, _ = token_logprobs(
+        logprobs_N, _, _ = token_logprobs(
             logits_BTV.flatten(0, 1)[places_N - ahead],
             of.tokens_BT.flatten()[places_N],
             vocab=self.table.shape.vocab,
