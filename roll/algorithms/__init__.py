@@ -35,6 +35,7 @@ from roll.algorithms.losses.policy.ppo import PpoClip
 from roll.algorithms.losses.policy.sapo import Sapo
 from roll.algorithms.losses.policy.topr import Topr
 from roll.algorithms.losses.preference import PreferenceTerm
+from roll.algorithms.losses.spin import SpinTerm
 from roll.algorithms.losses.value import ClippedValueLoss, explained_variance
 from roll.algorithms.shaping.advantages import ClipAdvantage, WhitenAdvantage
 from roll.algorithms.shaping.build import Shaping, build_shaping
@@ -90,6 +91,7 @@ __all__ = [
     "Sapo",
     "ScaleReward",
     "Shaping",
+    "SpinTerm",
     "SpreadMask",
     "SumLoss",
     "Topr",

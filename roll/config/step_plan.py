@@ -31,6 +31,8 @@ class BatchPlan:
     """Number of steps that generation may be ahead of training."""
     trains_pairs: bool = False
     """True if only the best and the worst sample of each prompt are trained on."""
+    trains_answers: bool = False
+    """True if each sample is trained on together with the answer of its row."""
 
     @classmethod
     def of(cls, config: RlvrBase) -> BatchPlan:
@@ -51,7 +53,8 @@ class BatchPlan:
             max_tokens_per_row=row,
             max_microbatches_per_update=-(-per_rank // rows_at_once),
             max_staleness=config.rollout.max_staleness,
-            trains_pairs=config.algorithm.trains_pairs,
+            trains_pairs=config.algorithm.trains_pairs and not config.algorithm.trains_answers,
+            trains_answers=config.algorithm.trains_answers,
         )
 
     def lines(self) -> list[str]:
@@ -65,6 +68,7 @@ class BatchPlan:
             f"{self.prompts} prompts x {self.samples // self.prompts} samples = "
             f"{self.samples} samples a step, {made}",
             *(pairs if self.trains_pairs else ()),
+            *(["each is trained on in a pair with its row's answer"] * self.trains_answers),
             f"{self.updates} optimizer step(s) of {self.samples_per_update} samples, "
             f"{self.samples_per_update_and_rank} on each of {self.train_ranks} rank(s)",
             f"rows of at most {self.max_tokens_per_row} tokens, at most "

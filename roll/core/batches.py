@@ -248,8 +248,8 @@ class RolloutBatch(TrainBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRollouts(RolloutBatch):
-    """Pairs of samples of one prompt: rows 0, 2, 4, ... have the higher reward, and the row after
-    each of them the lower one."""
+    """Pairs of responses to one prompt: rows 0, 2, 4, ... are the better ones, and the row after
+    each of them is the worse one."""
 
     unit: ClassVar[int] = 2
 

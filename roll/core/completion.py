@@ -138,7 +138,7 @@ class Written:
     """Token ids, int32."""
     logprobs: array[float]
     """Natural logarithm of each token's probability in the distribution that was sampled from,
-    float32."""
+    float32; empty if no engine wrote the tokens."""
     text: str | None = None
     """Text of all tokens, as rewards read it; None if it is not known. Of a part, and of parts that
     were joined, it is not: a character may lie across the boundary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -58,6 +59,9 @@ class SampleTable(Batch):
     rows; None if no sample is an episode."""
     branches: list[tuple[Branch, ...]] | None = None
     """Further rows of each sample, which are trained as it is; None if there are none."""
+    answers: list[array[int]] | None = None
+    """Tokens of the data set's answer to each sample's prompt, int32; None unless the algorithm
+    trains on them."""
     group_ids: Tensor = tensor("B", required=True)
     """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
     lengths: Tensor = tensor("B", required=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from roll.config.rlvr_base import RlvrBase
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.timing import Timers
+from roll.core.types import Prompt
 from roll.pipeline.rollout_files import dump_rollouts
-from roll.rollout.assemble import assemble, rollout_metrics
+from roll.rollout.assemble import assemble, rollout_metrics, with_answers
 from roll.runtime.rollouts.stage import Rollouts
 from roll.runtime.sample_keeper import SampleKeeper
 
@@ -24,6 +26,7 @@ def collect(
     timers: Timers,
     *,
     read: Callable[[Sequence[int]], str],
+    answer: Callable[[Prompt], array[int]] | None = None,
 ) -> tuple[SampleTable, Metrics]:
     """Return the scored samples of a step. Write a few of them to `rollouts/` in the steps that
     `track.rollouts_every` selects, and have all of them kept if `track.samples` says so.
@@ -35,6 +38,8 @@ def collect(
         version: version of the weights that this step trains; staleness is counted from it.
         timers: get the times spent on rollout, generation and rewards.
         read: function that decodes token ids to text, special tokens included.
+        answer: function that returns the tokens of the data set's answer to a prompt; None: the
+            samples get no answers.
 
     Returns:
         The samples, and the metrics of the rollout.
@@ -57,4 +62,8 @@ def collect(
         config.reward_weights if config.rewards else None,
         config.temperature if config.has_temperatures else None,
     )
-    return table, rollout_metrics(groups, current_version=version) | metrics
+    metrics = rollout_metrics(groups, current_version=version) | metrics
+    if answer is None:
+        return table, metrics
+    table, of_answers = with_answers(table, groups, answer)
+    return table, metrics | of_answers

@@ -23,6 +23,8 @@ from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt
+from roll.data.chat.answers import Answers, check_answered
+from roll.data.chat.templates import DatedTokenizer
 from roll.distributed.cluster import Cluster
 from roll.output_dir.checkpoints import RunState, load_sampler
 from roll.pipeline.base import Pipeline
@@ -54,6 +56,9 @@ class RlvrPipeline(Pipeline[RlvrBase]):
     runtime: Runtime
     version = 0
     """Version of the weights that the engines have: the number of steps done."""
+    answers: Answers | None = None
+    """Function that returns the tokens of the data set's answers; None if nothing trains on
+    them."""
     needs_tokens: bool
     """True if the algorithm computes with single tokens of all samples, which the driver then
     needs."""
@@ -67,6 +72,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
                 `check_others`.
         """
         data = load_data(config) if config.generates else load_replay(config)
+        if config.algorithm.trains_answers:
+            check_answered(data.train.in_memory)
         target = config.algorithm.distill_target
         check_others(config, data.tokenizer, target, "algorithm.loss (distill)")
         return config, data
@@ -90,6 +97,9 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             or bool(config.teachers)
             or config.has_step_rewards
         )
+        if config.algorithm.trains_answers:
+            dated = DatedTokenizer(self.data.tokenizer, self.data.rendered_at)
+            self.answers = Answers.of(dated, config.data, longest)
         self.runtime = start_runtime(
             config, self.launcher, self.loop, self.data, platform=self.platform
         )
@@ -106,6 +116,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             self.version,
             self.timers,
             read=runtime.read,
+            answer=self.answers,
         )
         with runtime.rollouts.trainer_busy():
             metrics = metrics | self.learn(table, step)

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from roll.core.completion import NOBODY, TOKEN_TYPE
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
 from roll.core.pictures import PromptTokens
 from roll.core.sample_table import Branch, SampleTable
-from roll.core.types import Sample
+from roll.core.types import Prompt, Sample
 from roll.rollout.filters import DROPPED
 from roll.rollout.types import Group, ScoredSample
 
@@ -110,6 +111,18 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
     if dropped:
         metrics["samples/dropped"] = Sum(dropped)
     return reward_metrics(rows) | metrics | _tag_metrics(groups)
+
+
+def with_answers(
+    table: SampleTable, groups: Sequence[Group], answer: Callable[[Prompt], array[int]]
+) -> tuple[SampleTable, Metrics]:
+    """Return the table of these groups with the `answers` of the data set, and their lengths
+    (`answer_tokens/mean` and `answer_tokens/max`); `answer` returns the tokens of one."""
+    answers = [one for group in groups for one in [answer(group.prompt)] * len(group.samples)]
+    sizes = list(map(len, answers))
+    mean, longest = _mean(sizes), Max(max(sizes))
+    metrics = Metrics({"answer_tokens/mean": mean, "answer_tokens/max": longest})
+    return replace(table, answers=answers), metrics
 
 
 def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:

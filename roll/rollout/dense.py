@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.core.batches import PairedRollouts, RolloutBatch
-from roll.core.completion import NOBODY
+from roll.core.completion import NOBODY, Written
 from roll.core.sample_table import PairedSamples, SampleTable
 from roll.core.types import Turn
 from roll.distributed.remote_contents import FETCH_TIMEOUT_S, contents_here
@@ -70,9 +70,7 @@ def dense(table: SampleTable) -> RolloutBatch:
         turns=_turns(table),
         temperatures=table.temperatures,
         pictures=table.pictures,
-        rollout_logprobs=_filled(
-            in_response_BT, [each.logprobs for each in contents], torch.float32
-        ),
+        rollout_logprobs=_engine_logprobs(in_response_BT, contents),
         old_logprobs=_column(table.old_logprobs, shape, "old log-probs"),
         ref_logprobs=_column(table.ref_logprobs, shape, "log-probs of the reference"),
         advantages=_spread(table.advantages, mask_BT),
@@ -105,6 +103,14 @@ def _turns(table: SampleTable) -> list[tuple[Turn, ...]] | None:
         )
         for prompt, turns in zip(table.prompts, table.turns, strict=True)
     ]
+
+
+def _engine_logprobs(where_BT: Tensor, contents: Sequence[Written]) -> Tensor | None:
+    """Return the engine's log-probs at `where_BT`, the tokens of the responses; None if a response
+    is none of the engine's."""
+    if any(len(each.logprobs) < len(each.tokens) for each in contents):
+        return None
+    return _filled(where_BT, [each.logprobs for each in contents], torch.float32)
 
 
 def _spread(values_B: Tensor | None, mask_BT: Tensor) -> Tensor | None:

@@ -38,7 +38,7 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
     path = without_reference(task(tmp_path, {"preset": preset}))
     overrides = ["critic.warmup_steps=1"] if preset == "vapo" else []
     records = run_local(path, overrides)
-    of = "preference" if preset == "online_dpo" else "policy"
+    of = {"online_dpo": "preference", "spin": "spin"}.get(preset, "policy")
     first = next(record for record in records if f"loss/{of}" in record)
     assert all(math.isfinite(value) for record in records for value in record.values())
     for name in ("clip_fraction", "dual_clip_fraction"):
@@ -75,6 +75,23 @@ def test_pairs_are_trained_alike_however_their_rows_are_divided(tmp_path: Path) 
             assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5), key
     assert found[0][0]["grad_norm"] > 0
     assert found[0][-1]["margin"] > found[0][0]["margin"]
+
+
+def test_self_play_makes_the_answers_likelier_than_the_responses(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        {"preset": "spin"},
+        rewards={},
+        max_steps=6,
+        actor_train={"pool": "all", "optimizer": {"lr": 3e-3}, "samples_per_update": 8},
+    )
+    records = run_local(without_reference(path), ["actor_train.epochs=2"])
+    for record in records:
+        assert record["answer_tokens/max"] <= 4
+        assert record["staleness/max"] == 0
+        assert "mismatch/kl" not in record  # no engine wrote the answers
+        assert record["margin"] > 0  # later updates of a step are ahead of the first
+        assert record["loss/spin"] < math.log(2)
 
 
 def assert_resumes_to_the_bit(path: Path, folder: Path, steps: int) -> list[dict[str, Any]]:

@@ -1,16 +1,18 @@
-"""Pairs of the samples of a step: the best and the worst sample of each prompt."""
+"""Pairs of a step: the best and the worst sample of each prompt, or an answer and a sample."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from roll.algorithms.advantages.rewards import total_rewards
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import PairedRollouts, RolloutBatch
+from roll.core.completion import LOGPROB_TYPE, VersionRuns, Written
 from roll.core.sample_table import PairedSamples, SampleTable
 
 S = TypeVar("S", RolloutBatch, SampleTable)
@@ -43,6 +45,34 @@ def paired(samples: S) -> S:
     columns = {spec.name: getattr(chosen, spec.name) for spec in fields(chosen)}
     kind = PairedRollouts if isinstance(chosen, RolloutBatch) else PairedSamples
     return cast(S, kind(**columns))
+
+
+def paired_with_answers(samples: SampleTable) -> PairedSamples:
+    """Return two rows for each sample: the answer to its prompt, and the sample.
+
+    Both are trained unless the sample is not.
+
+    Raises:
+        ValueError: the table has no answers.
+    """
+    if samples.answers is None:
+        raise ValueError("the samples have no answers; run with_answers first")
+    sizes = torch.tensor([len(answer) for answer in samples.answers])
+    prompts_B = samples.lengths - samples.response_tokens
+    rows = samples.select([i for i in range(len(samples)) for _ in range(2)])
+    columns: dict[str, Any] = {spec.name: getattr(rows, spec.name) for spec in fields(rows)}
+    contents, versions = list(rows.contents), rows.versions
+    contents[::2] = [Written(answer, array(LOGPROB_TYPE)) for answer in samples.answers]
+    if versions is not None:
+        versions = list(versions)
+        versions[::2] = [VersionRuns(((0, len(answer)),)) for answer in samples.answers]
+    lengths_B, responses_B = rows.lengths.clone(), rows.response_tokens.clone()
+    lengths_B[::2], responses_B[::2] = prompts_B + sizes, sizes
+    return PairedSamples(
+        **columns
+        | {"contents": contents, "versions": versions, "answers": None, "truncated": None}
+        | {"lengths": lengths_B, "response_tokens": responses_B}
+    )
 
 
 def _ends(

@@ -47,7 +47,7 @@ from roll.config.algorithm.losses import (
     ValueLossConfig,
 )
 from roll.config.algorithm.needs import Need
-from roll.config.algorithm.preferences import PreferenceTermConfig
+from roll.config.algorithm.preferences import PreferenceTermConfig, SpinConfig
 from roll.config.algorithm.shaping import (
     AdvantageShapingConfig,
     ClipAdvantageConfig,
@@ -121,6 +121,7 @@ __all__ = [
     "SampleWeightConfig",
     "SapoConfig",
     "ScaleRewardConfig",
+    "SpinConfig",
     "SpreadMaskConfig",
     "ToprConfig",
     "TurnGaeConfig",
@@ -229,10 +230,14 @@ class AlgorithmConfig(Config):
         pairs = [term.kind for term in self.loss if term.trains_pairs]
         if not pairs:
             return self
+        if len(pairs) > 1:
+            raise ValueError(
+                f"loss: {' and '.join(pairs)} train on pairs of different responses; keep one"
+            )
         others = [term.kind for term in self.loss if term.reads_advantages]
         if others:
             raise ValueError(
-                f"loss: {pairs[0]} trains on two samples of a prompt, and {' and '.join(others)} "
+                f"loss: {pairs[0]} trains on two responses to a prompt, and {' and '.join(others)} "
                 "on the advantages of all; keep one or the other"
             )
         if self.aggregation is not Aggregation.SEQUENCE_MEAN:
@@ -243,14 +248,19 @@ class AlgorithmConfig(Config):
         if self.correction is not None:
             raise ValueError(
                 f"correction: corrects the loss of single tokens, and {pairs[0]} has one loss for "
-                "two samples; drop the correction"
+                "two responses; drop the correction"
             )
         return self
 
     @property
     def trains_pairs(self) -> bool:
-        """True if only the best and the worst sample of each prompt are trained on."""
+        """True if pairs of two responses to a prompt are trained on."""
         return any(term.trains_pairs for term in self.loss)
+
+    @property
+    def trains_answers(self) -> bool:
+        """True if one response of each pair is the answer of the data set."""
+        return any(term.trains_answers for term in self.loss)
 
     @property
     def distill_target(self) -> DistillTermConfig | None:

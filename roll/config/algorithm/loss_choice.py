@@ -21,8 +21,11 @@ class LossChoice(Choice):
     reads_advantages: ClassVar[bool] = True
     """True if the term uses the advantages of the samples."""
     trains_pairs: ClassVar[bool] = False
-    """True if the term compares two samples of each prompt, by their rewards; no others are trained
-    on then."""
+    """True if the term compares two responses to each prompt; no others are trained on then."""
+    compares_rewards: ClassVar[bool] = False
+    """True if rewards decide which samples of a prompt the term compares."""
+    trains_answers: ClassVar[bool] = False
+    """True if the term compares each sample with the answer of its row of the data set."""
 
 
 class PolicyChoice(LossChoice):

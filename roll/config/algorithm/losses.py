@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig, ReverseKlConfig
 from roll.config.algorithm.loss_choice import LossChoice, PolicyChoice
 from roll.config.algorithm.needs import Need
-from roll.config.algorithm.preferences import PreferenceTermConfig
+from roll.config.algorithm.preferences import PreferenceTermConfig, SpinConfig
 from roll.config.base import Config
 from roll.config.user_code.own import OrOwn, OwnPart
 
@@ -356,7 +356,8 @@ LossTermConfig = Annotated[
     | KlConfig
     | EntropyConfig
     | DistillTermConfig
-    | PreferenceTermConfig,
+    | PreferenceTermConfig
+    | SpinConfig,
     Field(discriminator="kind"),
     OrOwn(OwnLossConfig, "roll.extend.LossTerm or roll.extend.PolicyLoss"),
 ]

@@ -139,6 +139,7 @@ class PreferenceTermConfig(LossChoice):
     kind: Literal["preference"] = "preference"
     reads_advantages: ClassVar[bool] = False
     trains_pairs: ClassVar[bool] = True
+    compares_rewards: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
     coef: float = Field(default=1.0, gt=0)
     """Factor of the term in the loss."""
@@ -149,3 +150,28 @@ class PreferenceTermConfig(LossChoice):
     def all_needs(self) -> frozenset[Need]:
         """`needs`, plus a reference if the formula compares with one."""
         return self.needs | ({Need.REFERENCE} if self.formula.needs_reference else frozenset())
+
+
+class SpinConfig(LossChoice):
+    """Loss of the pair of the data set's answer and a response of the policy itself: -log s(beta *
+    d), with s the logistic function, and d = r of the answer minus r of the response, where r is
+    the log-prob of all tokens, minus that before the step (SPIN, self-play fine-tuning, arXiv
+    2401.01335). The policy before the step is the opponent of the paper: it wrote the response, and
+    is the reference. So a step is an iteration of the paper, and should be large, and have several
+    updates.
+
+    For data with good answers, and without rewards, where supervised fine-tuning has stopped to
+    help. The answer is the text of the column `columns.answer` of a source, with the end mark of
+    the chat template behind it; one longer than `sampling.max_new_tokens` is cut there, as a
+    response is. Every pair counts the same: `aggregation: sequence_mean`.
+    """
+
+    kind: Literal["spin"] = "spin"
+    reads_advantages: ClassVar[bool] = False
+    trains_pairs: ClassVar[bool] = True
+    trains_answers: ClassVar[bool] = True
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the term in the loss."""
+    beta: float = Field(default=0.1, gt=0)
+    """Factor of d, `lambda` of the paper, which takes 0.1, and 5 in its last iteration: a larger
+    value keeps the policy closer to that before the step."""

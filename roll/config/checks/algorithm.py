@@ -23,6 +23,7 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     yield from _teachers(config)
     yield from _unread_advantages(config)
     yield from _pairs(config)
+    yield from _answers(config)
 
 
 def _roles(config: RlvrBase) -> Iterator[str]:
@@ -36,7 +37,7 @@ def _roles(config: RlvrBase) -> Iterator[str]:
             f"`reference: {{pool: {usual_pool(config)}}}`, or train an "
             "adapter (model.lora), whose base is the reference"
         )
-    compares = any(term.reads_advantages or term.trains_pairs for term in algorithm.loss)
+    compares = any(term.reads_advantages or term.compares_rewards for term in algorithm.loss)
     if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
@@ -143,7 +144,8 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     if any(term.reads_advantages for term in algorithm.loss):
         return
     terms = " and ".join(term.kind for term in algorithm.loss)
-    shapings = {} if algorithm.trains_pairs else config.reward_shapings
+    compares = any(term.compares_rewards for term in algorithm.loss)
+    shapings = {} if compares else config.reward_shapings
     for key, there in (
         ("critic", config.critic is not None),
         *((key, bool(parts)) for key, parts in shapings.items()),
@@ -162,6 +164,8 @@ def _pairs(config: RlvrBase) -> Iterator[str]:
         pool not in config.pools for pool in config.role_pools.values()
     ):
         return
+    if config.algorithm.trains_answers:  # a pair for each sample: `_batch` has looked at these
+        return
     prompts, updates = config.data.prompts_per_step, config.updates_per_pass()
     ranks = config.num_parts(Role.ACTOR_TRAIN)
     # The reference scores single rows.
@@ -174,6 +178,42 @@ def _pairs(config: RlvrBase) -> Iterator[str]:
             f"not divide over {updates} update(s) on {ranks} rank(s), and their rows over {scored} "
             f"part(s) of the reference; nearest that do: {near}"
         )
+
+
+def _answers(config: RlvrBase) -> Iterator[str]:
+    """Yield what a loss on the answers of the data set cannot do with."""
+    algorithm = config.algorithm
+    if not algorithm.trains_answers:
+        return
+    kind = next(term.kind for term in algorithm.loss if term.trains_answers)
+    for i, source in enumerate(config.data.sources):
+        if source.columns.answer is None:
+            yield (
+                f"data.sources.{i}.columns.answer: {kind} learns from the answers of the rows; "
+                "name their column"
+            )
+    if not config.generates:
+        yield f"rollout.replay: {kind} compares the policy with its own responses; generate them"
+    if algorithm.old_logprobs == "rollout":
+        yield (
+            "algorithm.old_logprobs: the engine has no log-probs of the data set's answers, which "
+            f"{kind} compares; use auto"
+        )
+    if config.rollout.max_staleness:
+        yield (
+            f"rollout.max_staleness: {kind} takes the policy before the step for the one that "
+            "wrote its responses; use 0"
+        )
+    if config.teachers:
+        yield f"teachers: give no outputs for the data set's answers, which {kind} trains on"
+    if algorithm.advantage.kind != "grpo":
+        yield (
+            f"algorithm.advantage: {algorithm.advantage.kind} changes nothing, because {kind} "
+            "reads no advantages; leave it out"
+        )
+    for name, reward in config.rewards.items():
+        if reward.process:
+            yield f"rewards.{name}.process: rewards single tokens, and {kind} reads no rewards"
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:

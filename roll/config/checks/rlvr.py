@@ -179,7 +179,7 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
                 f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
                 "is made of rewards; add at least one"
             )
-        if term.trains_pairs:
+        if term.compares_rewards:
             yield f"rewards: the loss term {term.kind} compares samples by them; add at least one"
     if advantage.kind in ("gdpo", "gae"):
         yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
