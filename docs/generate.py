@@ -83,8 +83,8 @@ SECTIONS: tuple[tuple[str, str, Any], ...] = (
     (
         "`divergence`",
         "Divergence between teacher and student, for a `distill` loss term and for `pipeline: "
-        "distill`, in nats per token. With `top_k`, the teacher's likeliest tokens are compared "
-        "one by one, and all other tokens together count as one.",
+        "distill`, in nats per token (`uld`: without a unit). With `top_k`, the teacher's "
+        "likeliest tokens are compared one by one, and all other tokens together count as one.",
         DivergenceConfig,
     ),
     (

@@ -2,7 +2,7 @@
 
 A divergence is computed from log-probs `[..., V]` of the teacher and of the student. The result
 `[...]` is in nats: 0 where the two are equal, never negative (apart from rounding), and finite for
-finite log-probs.
+finite log-probs. Only `sorted_distance` takes distributions over different tokens; it has no unit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from roll.config.algorithm.divergences import (
     AdaptiveKlConfig,
@@ -21,6 +22,7 @@ from roll.config.algorithm.divergences import (
     ReverseKlConfig,
     SkewedForwardConfig,
     SkewedReverseConfig,
+    UldConfig,
 )
 
 
@@ -42,12 +44,23 @@ def divergence(config: DivergenceConfig, teacher_V: Tensor, student_V: Tensor) -
             forward_share = _gap_on_head(teacher_V.detach(), student_V.detach(), head_mass)
             forward, reverse = kl(teacher_V, student_V), kl(student_V, teacher_V)
             return forward_share * forward + (1 - forward_share) * reverse
+        case UldConfig():
+            return sorted_distance(teacher_V, student_V)
     assert_never(config)
 
 
 def kl(log_a_V: Tensor, log_b_V: Tensor) -> Tensor:
     """Return KL(a || b) of two distributions, given as log-probs, in nats, `[...]`."""
     return (log_a_V.exp() * (log_a_V - log_b_V)).sum(-1)
+
+
+def sorted_distance(log_a_V: Tensor, log_b_W: Tensor) -> Tensor:
+    """Return the sum of |a_i - b_i| over the largest, the second largest, ... probability of two
+    distributions, given as log-probs, `[...]`; behind the last one, probabilities are 0."""
+    a_V, b_W = (log.exp().sort(-1, descending=True).values for log in (log_a_V, log_b_W))
+    width = max(a_V.shape[-1], b_W.shape[-1])
+    a_V, b_W = (pad(each, [0, width - each.shape[-1]]) for each in (a_V, b_W))
+    return (a_V - b_W).abs().sum(-1)
 
 
 def mixture(log_a_V: Tensor, log_b_V: Tensor, share: float) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from roll.algorithms.divergences import divergence
 from roll.algorithms.logprobs import slope_of_cap, soft_cap
-from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig
+from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig, UldConfig
 from roll.core.teacher_outputs import OutputHead, TeacherRow
 
 
@@ -32,13 +32,13 @@ class Comparison:
     """Divisor of the teacher's logits where the teacher sends hidden states. A teacher that sends
     log-probs of its likeliest tokens has applied the divisor already."""
     num_tokens: int
-    """Number of tokens of the tokenizer that student and teacher share. Logits of a model beyond
-    this number are meaningless."""
+    """Number of tokens of the student's tokenizer, which its teachers share unless their heads say
+    something else. Logits of a model beyond this number are meaningless."""
 
 
 def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
     """Return the settings of the comparison that `config` describes. `num_tokens` is the size of
-    the vocabulary that student and teacher share, see `Comparison`."""
+    the student's vocabulary, see `Comparison`."""
     return Comparison(
         config.divergence, config.student_temperature, config.teacher_temperature, num_tokens
     )
@@ -164,9 +164,14 @@ def _compare(
     student_NV = logprobs_of(logits_NV, how.student_temperature, how.num_tokens)
     if head is None:
         ids_NK, teacher_NK = outputs
+        if isinstance(how.divergence, UldConfig):
+            # The i-th likeliest token of each, whichever that is, and the rest of each.
+            _, student_NK = top_logprobs(student_NV, ids_NK.shape[1])
+            return (teacher_NK.exp() - student_NK.exp()).abs().sum(-1)
         return divergence(how.divergence, teacher_NK, coarse(student_NV, ids_NK))
     logits_NV = soft_cap(linear(outputs[0], head.weight_VD, head.bias_V).float(), head.cap)
-    teacher_NV = logprobs_of(logits_NV, how.teacher_temperature * head.divisor, how.num_tokens)
+    count = how.num_tokens if head.num_tokens is None else head.num_tokens
+    teacher_NV = logprobs_of(logits_NV, how.teacher_temperature * head.divisor, count)
     return divergence(how.divergence, teacher_NV, student_NV)
 
 

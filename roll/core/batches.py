@@ -128,6 +128,16 @@ class TrainBatch(TokenBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetokenizedBatch(TrainBatch):
+    """Texts of a student's rows in the tokens of a teacher. Trained are those tokens that begin at
+    the same place of the text as a trained token of the student."""
+
+    student_positions: list[Tensor]
+    """Position in the student's row of the token that begins where each trained token does, int64,
+    ascending; one tensor per row."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(TrainBatch):
     """Pairs of responses: rows 0, 2, 4, ... are the chosen ones, and the row after each of them is
     the rejected one."""

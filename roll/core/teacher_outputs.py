@@ -18,6 +18,9 @@ class OutputHead:
     bias_V: Tensor | None
     divisor: float
     cap: float | None = None
+    num_tokens: int | None = None
+    """Number of tokens of the teacher's tokenizer: further logits are meaningless. None: that of
+    the student's."""
     _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
 
     def drop_copies(self) -> None:
@@ -30,7 +33,7 @@ class OutputHead:
         if device not in self._moved:
             bias_V = None if self.bias_V is None else self.bias_V.to(device)
             self._moved[device] = OutputHead(
-                self.weight_VD.to(device), bias_V, self.divisor, self.cap
+                self.weight_VD.to(device), bias_V, self.divisor, self.cap, self.num_tokens
             )
         return self._moved[device]
 
@@ -41,7 +44,7 @@ class TeacherRow:
 
     teacher: str
     positions_N: Tensor
-    """Positions of the trained tokens in the row, int64 `[N]`, ascending."""
+    """Positions of the trained tokens in the student's row, int64 `[N]`, ascending."""
     outputs: tuple[Tensor, ...]
     """One of two forms. Either one tensor: the hidden states `[N, D]` from which the trained tokens
     are predicted. Or two tensors: the ids `[N, K]` of the K tokens that are likeliest to the

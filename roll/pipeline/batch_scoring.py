@@ -16,7 +16,6 @@ from roll.core.sample_table import SampleTable
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation
 from roll.runtime.runtime import Runtime
-from roll.runtime.teachers import Teachers
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
@@ -86,7 +85,6 @@ def add_teacher_outputs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime)
     """
     if not config.teachers:
         return batch
-    teachers = Teachers(config.teachers, runtime.teachers, runtime.colocation)
     if config.algorithm.distill_target is None:
-        return replace(batch, teacher_logprobs=teachers.logprobs(batch, batch.tags))
-    return replace(batch, teacher_outputs=teachers.outputs(batch, batch.tags))
+        return replace(batch, teacher_logprobs=runtime.teachers.logprobs(batch, batch.tags))
+    return replace(batch, teacher_outputs=runtime.teachers.outputs(batch, batch.tags))

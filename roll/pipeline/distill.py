@@ -16,7 +16,7 @@ from roll.data.examples import Example
 from roll.models.vocabulary import num_tokens
 from roll.pipeline.offline import OfflinePipeline
 from roll.runtime.run_data import RunData, check_tags
-from roll.runtime.teachers import Teachers, check_others, start_teacher
+from roll.runtime.teachers import Teachers, check_others, other_tokens, start_teacher
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
 
@@ -39,7 +39,7 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
                 `check_tags`.
         """
         config, data = super().prepare(config)
-        check_others(config, data.tokenizer, config.loss, "loss")
+        check_others(config, data.tokenizer, config.loss, "loss", config.data)
         for rows in (data.train, data.held_out):
             check_tags(rows, "teacher", config.teachers.values())
         return config, data
@@ -52,16 +52,22 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         compared = comparison(loss, num_tokens(tokenizer))
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens, compared)
         self.start_learner(LearnerWorker, head, DistillLoss(loss))
+        others = other_tokens(config.teachers, loss, tokenizer, config.data)
         clusters = {
             name: self.sharing.share(
                 f"teachers.{name}",
                 start_teacher(
-                    name, role, self.launcher, target=loss, tokenizer=tokenizer, seed=config.seed
+                    name,
+                    role,
+                    self.launcher,
+                    target=loss,
+                    tokenizer=others[name].teacher if name in others else tokenizer,
+                    seed=config.seed,
                 ),
             )
             for name, role in config.teachers.items()
         }
-        self.teachers = Teachers(config.teachers, clusters, self.sharing.colocation)
+        self.teachers = Teachers(config.teachers, clusters, self.sharing.colocation, others)
         if loss.top_k is None:
             self.teachers.introduce(self.learner)
 

@@ -75,7 +75,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         if config.algorithm.trains_answers:
             check_answered(data.train.in_memory)
         target = config.algorithm.distill_target
-        check_others(config, data.tokenizer, target, "algorithm.loss (distill)")
+        check_others(config, data.tokenizer, target, "algorithm.loss (distill)", config.data)
         return config, data
 
     def open(self) -> None:

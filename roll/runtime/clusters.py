@@ -27,7 +27,7 @@ from roll.runtime.reward_workers import reward_model_devices, start_reward_model
 from roll.runtime.side_engines.judges import Judges, start_judges
 from roll.runtime.side_engines.opponents import Opponents, start_opponents
 from roll.runtime.side_engines.start import SideEngines, devices_of
-from roll.runtime.teachers import Teachers, start_teacher
+from roll.runtime.teachers import Teachers, other_tokens, start_teacher
 from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
@@ -42,7 +42,7 @@ class Trainers:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
-    teachers: dict[str, Cluster[Any]]
+    teachers: Teachers
     colocation: Colocation
 
 
@@ -237,19 +237,20 @@ def _start_teachers(
     tokenizer: PreTrainedTokenizerBase,
     sharing: DeviceSharing,
     actor: Cluster[ActorWorker],
-) -> dict[str, Cluster[Any]]:
-    """Start all teachers; return them by name. If they send hidden states, the workers of `actor`
-    get the output heads, which turn these into logits."""
-    clusters = {
-        name: sharing.share(
-            f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer)
-        )
-        for name, role in config.teachers.items()
-    }
+) -> Teachers:
+    """Start all teachers. If they send hidden states, the workers of `actor` get the output heads,
+    which turn these into logits."""
     target = config.algorithm.distill_target
+    others = other_tokens(config.teachers, target, tokenizer, config.data)
+    clusters: dict[str, Cluster[Any]] = {}
+    for name, role in config.teachers.items():
+        own = others[name].teacher if name in others else tokenizer
+        started = _start_teacher(config, name, role, launcher, own)
+        clusters[name] = sharing.share(f"teachers.{name}", started)
+    teachers = Teachers(config.teachers, clusters, sharing.colocation, others)
     if target is not None and target.top_k is None:
-        Teachers(config.teachers, clusters, sharing.colocation).introduce(actor)
-    return clusters
+        teachers.introduce(actor)
+    return teachers
 
 
 def _start_teacher(
@@ -259,8 +260,8 @@ def _start_teacher(
     launcher: Launcher,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Cluster[Any]:
-    """Start one teacher: of whole distributions if the algorithm has a `distill_target`, else of
-    the tokens' log-probs."""
+    """Start one teacher, `tokenizer` its own: of whole distributions if the algorithm has a
+    `distill_target`, else of the tokens' log-probs."""
     target = config.algorithm.distill_target
     if target is not None:
         return start_teacher(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from roll.runtime.rollouts.replay import Replay
 from roll.runtime.rollouts.stage import Rollouts
 from roll.runtime.run_data import RunData
 from roll.runtime.sample_keeper import SampleKeeper, start_keeper
+from roll.runtime.teachers import Teachers
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
@@ -31,9 +32,8 @@ class Runtime:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
-    teachers: Mapping[str, Cluster[Any]]
-    """Name of the teacher -> its cluster: of `TeacherWorker`s if students learn from whole
-    distributions, otherwise of `ReferenceWorker`s."""
+    teachers: Teachers
+    """All teachers; without any, it has no clusters."""
     colocation: Colocation
     rollouts: Rollouts
     keeper: SampleKeeper | None
@@ -54,7 +54,7 @@ class Runtime:
         judges, opponents and environments. If an engine ends during the call, no engine is counted.
         """
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
-        clusters.extend(self.teachers.values())
+        clusters.extend(self.teachers.clusters.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
         return max(size for each in (*sizes, self.rollouts.memory_gb()) for size in each)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.run import RunConfig
+from roll.config.sections.data import TemplateConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.training import TeacherRole
 from roll.core.batches import RolloutBatch, TeacherColumn, TokenColumn, TrainBatch
-from roll.core.errors import ConfigError
+from roll.core.errors import ConfigError, DataError
+from roll.data.chat.other_tokens import OtherTokens, beginning, check_same_text
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.models.load import load_config, load_tokenizer
@@ -70,9 +72,35 @@ def start_teacher(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> Cluster[TeacherWorker]:
-    """Start the cluster of a teacher from whose whole distributions students learn."""
+    """Start the cluster of a teacher from whose whole distributions students learn; `tokenizer` is
+    that of the teacher."""
     place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name, env=role.env)
     return launcher.start(TeacherWorker, place, role, target, num_tokens(tokenizer))
+
+
+def other_tokens(
+    teachers: Mapping[str, TeacherRole],
+    target: DistillTargetConfig | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: TemplateConfig,
+) -> dict[str, OtherTokens]:
+    """Return, by name, the ways of rows to those teachers that have other tokens than the student;
+    `check_others` has looked whether they may.
+
+    Args:
+        target: settings of what the teachers send; None if they send only log-probs.
+        tokenizer: tokenizer of the student.
+        template: chat template of the rows.
+    """
+    found: dict[str, OtherTokens] = {}
+    if target is None or not target.any_tokens:
+        return found
+    own = tokenizer.get_vocab()
+    for name, role in teachers.items():
+        theirs = load_tokenizer(role.model)
+        if _first_difference(own, theirs.get_vocab()):
+            found[name] = OtherTokens(tokenizer, theirs, beginning(theirs, template))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +112,15 @@ class Teachers:
     """Name of the teacher -> its cluster: of `TeacherWorker`s for `outputs` and `introduce`, of
     `ReferenceWorker`s for `logprobs`."""
     colocation: Colocation
+    others: Mapping[str, OtherTokens] = field(default_factory=dict)
+    """Name of a teacher that has other tokens than the students -> the way of rows to it."""
 
     def logprobs(self, batch: RolloutBatch, tags: Sequence[str]) -> Tensor:
         """Return the log-probs of the response tokens under the teacher of each row's tag, float32
         `[B, T]`."""
 
-        def ask(cluster: Cluster[Any], rows: RolloutBatch) -> list[Tensor]:
+        def ask(name: str, rows: RolloutBatch) -> list[Tensor]:
+            cluster = self.clusters[name]
             scored: TokenColumn = cluster.call(ReferenceWorker.logprobs, rows.inputs())
             return list(scored.aligned(rows))
 
@@ -97,10 +128,14 @@ class Teachers:
 
     def outputs(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
         """Return a `RemoteValue` of a `TeacherRow` for each row: the output of the teacher of the
-        row's tag, for the trained tokens."""
+        row's tag, for the trained tokens. A teacher with other tokens says nothing of those trained
+        tokens with which none of its own begins."""
 
-        def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
-            found: TeacherColumn = cluster.call(TeacherWorker.outputs, rows.trained_inputs())
+        def ask(name: str, rows: TrainBatch) -> list[Any]:
+            asked = rows.trained_inputs()
+            if name in self.others:
+                asked = self.others[name].rows(asked)
+            found: TeacherColumn = self.clusters[name].call(TeacherWorker.outputs, asked)
             return found.outputs
 
         return self._ask(batch, tags, ask)
@@ -114,14 +149,12 @@ class Teachers:
                 (heads[name],) = cluster.call(TeacherWorker.output_head)
         students.call(TrainWorker.receive_teacher_heads, heads)
 
-    def _ask(
-        self, batch: B, tags: Sequence[str], ask: Callable[[Cluster[Any], B], Sequence[A]]
-    ) -> list[A]:
+    def _ask(self, batch: B, tags: Sequence[str], ask: Callable[[str, B], Sequence[A]]) -> list[A]:
         """Ask each teacher about its rows, with the teacher on its devices; see `ask_teachers`."""
 
         def ask_one(name: str, rows: B) -> Sequence[A]:
             with self.colocation.use(f"teachers.{name}"):
-                return ask(self.clusters[name], rows)
+                return ask(name, rows)
 
         ranks = {name: cluster.dp_size for name, cluster in self.clusters.items()}
         return ask_teachers(batch, by_teacher(tags, self.roles), ranks, ask_one)
@@ -132,25 +165,53 @@ def check_others(
     tokenizer: PreTrainedTokenizerBase,
     target: DistillTargetConfig | None,
     key: str,
+    template: TemplateConfig | None = None,
 ) -> None:
     """Raise ConfigError unless teachers, reward models and opponents know the tokens of the trained
-    model.
+    model, or, of teachers, at least the text.
 
     Args:
         tokenizer: tokenizer of the trained model.
         target: settings of what the teachers send; None if they send only log-probs.
         key: key of `target` in the config, for error messages.
+        template: chat template of the rows; None if teachers cannot have other tokens.
 
     Raises:
-        ConfigError: one of these has other tokens, or a teacher fails `check_distill_target`.
+        ConfigError: one of these has other tokens, and is no teacher that may; or a teacher would
+            read another text than the student, or fails `check_distill_target`.
     """
     teachers, rewards, opponents = (
         {key: model for key, model in config.models.items() if key.startswith(kind)}
         for kind in ("teachers.", "rewards.", "opponents.")
     )
-    require_same_tokens(config.train_model, teachers | rewards | opponents)
+    others: dict[str, ModelConfig] = {}
+    if template is not None and target is not None and target.any_tokens:
+        own = tokenizer.get_vocab()
+        others = {
+            name: model
+            for name, model in teachers.items()
+            if _first_difference(own, load_tokenizer(model).get_vocab())
+        }
+        for name, model in others.items():
+            _check_text(name, tokenizer, load_tokenizer(model), template)
+            check_distill_target(target, key, load_tokenizer(model), {name: model})
+    same = {name: model for name, model in teachers.items() if name not in others}
+    require_same_tokens(config.train_model, same | rewards | opponents)
     if target is not None:
-        check_distill_target(target, key, tokenizer, {"model": config.train_model} | teachers)
+        check_distill_target(target, key, tokenizer, {"model": config.train_model} | same)
+
+
+def _check_text(
+    key: str,
+    student: PreTrainedTokenizerBase,
+    teacher: PreTrainedTokenizerBase,
+    template: TemplateConfig,
+) -> None:
+    """Raise ConfigError unless a teacher, `key` in the config, reads the text of the student."""
+    try:
+        check_same_text(student, teacher, template)
+    except DataError as error:
+        raise ConfigError(f"{key}: has other tokens than the student, and {error}") from None
 
 
 def check_distill_target(
@@ -205,7 +266,9 @@ def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) 
     for key, model in others.items():
         difference = _first_difference(own, load_tokenizer(model).get_vocab())
         if difference:
-            raise ConfigError(f"{key}: {difference}; use a model of the same family")
+            hint = " or, for a distill loss, `divergence: {kind: uld}`"
+            advice = hint if key.startswith("teachers.") else ""
+            raise ConfigError(f"{key}: {difference}; use a model of the same family{advice}")
 
 
 def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str | None:

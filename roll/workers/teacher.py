@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.training import TeacherRole
-from roll.core.batches import TeacherColumn, TrainBatch
+from roll.core.batches import RetokenizedBatch, TeacherColumn, TrainBatch
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
@@ -21,7 +21,7 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
 
     Args:
         target: kind of outputs that the students compare with (hidden states, or top-k tokens).
-        num_tokens: number of tokens of the tokenizer that teacher and students share.
+        num_tokens: number of tokens of the teacher's tokenizer.
     """
 
     def __init__(
@@ -33,12 +33,17 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
     ) -> None:
         head = TeacherHead(target, num_tokens, role.logprob_chunk_tokens)
         super().__init__(spec, build_score(role, role.model, spec, head))
+        self.num_tokens = num_tokens
 
     @dispatch(SHARD_BATCH)
     def outputs(self, batch: TrainBatch) -> TeacherColumn:
         """Return a `RemoteValue` of a `TeacherRow` for each row. Only data-parallel leaders make
-        them: the results of other ranks are not used."""
+        them: the results of other ranks are not used. A `RetokenizedBatch` has this teacher's
+        tokens; positions in the result are always those of the student."""
         rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
+        if isinstance(batch, RetokenizedBatch):
+            places = batch.student_positions
+            rows = [replace(row, positions_N=at) for row, at in zip(rows, places, strict=True)]
         if not self.rank_info.is_dp_leader:
             return TeacherColumn(outputs=[None] * len(batch))
         return TeacherColumn(outputs=store(rows, [row.num_bytes for row in rows]))
@@ -47,5 +52,5 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
     def output_head(self) -> list[RemoteValue[OutputHead]]:
         """Return the last layer of the teacher, which turns hidden states into logits, as a list
         with one address. The method is collective; only the result of rank 0 is used."""
-        head = self.strategy.output_head()
+        head = replace(self.strategy.output_head(), num_tokens=self.num_tokens)
         return store([head], [head.weight_VD.nbytes]) if self.spec.rank == 0 else []

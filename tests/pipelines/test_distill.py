@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from roll.core.errors import ConfigError, DataError
 from tests.runs import run_local, without_times, write_rows_task, write_task
-from tests.tiny import save_tiny_model
+from tests.tiny import ALPHABET, SPECIAL, char_tokenizer, save_tiny_model
 
 TEXTS = [{"prompt": f"{i}+{i}=", "completion": str(2 * i) * 3} for i in range(24)]
 COLUMNS = {"messages": None, "prompt": "prompt", "completion": "completion"}
@@ -86,6 +88,54 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_pa
     file.write_text(file.read_text().replace('"7": 11', '"7": 12').replace('"8": 12', '"8": 11'))
     with pytest.raises(ConfigError, match="its token 11 is '8', the trained model's is '7'"):
         run_local(path)
+
+
+def other_tokens(folder: Path) -> None:
+    """Give a model other ids, and tokens of two digits; and opinions, because the probabilities of
+    two undecided models, once sorted, are much the same."""
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    model.lm_head.weight.data *= 4
+    model.save_pretrained(folder)
+    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *reversed(ALPHABET)])}
+    merges = [("1", "2"), ("2", "4"), ("4", "4")]
+    for piece, pair in zip("$|_", merges, strict=True):  # the model has no more logits
+        vocab["".join(pair)] = vocab.pop(piece)
+    backend = Tokenizer(models.BPE(vocab, merges, unk_token="<pad>"))
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", unk_token="<pad>",
+        additional_special_tokens=SPECIAL[2:], chat_template=char_tokenizer().chat_template,
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+def test_a_teacher_with_other_tokens_teaches_by_sorted_probabilities(
+    tmp_path: Path, top_k: int | None
+) -> None:
+    path = task(tmp_path, max_steps=30, loss={"top_k": top_k, "divergence": {"kind": "uld"}})
+    other_tokens(tmp_path / "teacher")
+    records = run_local(path)
+    first, last = records[0], records[-1]
+    assert last["val/held_out/divergence"] < 0.5 * first["val/held_out/divergence"]
+    with pytest.raises(ConfigError, match=r"or, for a distill loss, `divergence: \{kind: uld\}`"):
+        run_local(path, ["loss.divergence={kind: forward}", "resume=never"])
+
+
+def test_a_policy_learns_from_a_teacher_with_other_tokens(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    other_tokens(save_tiny_model(tmp_path / "teacher", seed=7))
+    path = write_task(
+        tmp_path,
+        teachers={"t": {"pool": "all", "model": {"path": str(tmp_path / "teacher")}}},
+        reference=None,
+        rewards={},
+        validation={},
+        algorithm={"loss": [{"kind": "distill", "divergence": {"kind": "uld"}}]},
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+    )
+    apart = [r["distill/divergence"] for r in run_local(path, ["max_steps=40"]) if "lr" in r]
+    assert sum(apart[-10:]) < 0.7 * sum(apart[:10]), apart
 
 
 def test_too_many_likeliest_tokens_are_refused(tmp_path: Path) -> None:

@@ -69,13 +69,31 @@ class AdaptiveKlConfig(Config):
     set of tokens that has at least this mass."""
 
 
+class UldConfig(Config):
+    """Distance between the sorted distributions, the sum of |p_i - q_i|, where p_i is the i-th
+    largest probability of the teacher, q_i that of the student, and 0 behind the last one
+    (universal logit distillation, ULD, arXiv 2402.12030): the Wasserstein distance if every token
+    is equally far from every other one. With `top_k`, of the K largest probabilities of each, and
+    the rest. It has no unit, and is at most 2.
+
+    For teachers with other tokens than the student: it compares no token with another one. Such a
+    teacher reads the text of a row in its own tokens, and teaches those tokens of the student that
+    begin where one of its own does: there both have read the same text. Its chat template must
+    render the same text as the student's. The paper adds the loss of the text itself: `coef: 1.5`
+    and `sft_coef: 1`.
+    """
+
+    kind: Literal["uld"] = "uld"
+
+
 DivergenceConfig = Annotated[
     ForwardKlConfig
     | ReverseKlConfig
     | JensenShannonConfig
     | SkewedForwardConfig
     | SkewedReverseConfig
-    | AdaptiveKlConfig,
+    | AdaptiveKlConfig
+    | UldConfig,
     Field(discriminator="kind"),
 ]
 
@@ -85,7 +103,8 @@ class DistillTargetConfig(Config):
     and the comparison."""
 
     divergence: DivergenceConfig = ForwardKlConfig()
-    """Divergence between the teacher's distribution and the student's."""
+    """Divergence between the teacher's distribution and the student's. All but `uld` need a teacher
+    with the tokens of the student."""
     top_k: int | None = Field(default=None, ge=1)
     """Number of the teacher's likeliest tokens that are compared one by one; all other tokens
     together count as one. If left out: the whole distribution, which the teacher sends as the
@@ -94,6 +113,11 @@ class DistillTargetConfig(Config):
     """Divisor of the student's logits; used only in the divergence."""
     teacher_temperature: float = Field(default=1.0, gt=0)
     """Divisor of the teacher's logits."""
+
+    @property
+    def any_tokens(self) -> bool:
+        """True if teachers may have other tokens than the student."""
+        return isinstance(self.divergence, UldConfig)
 
 
 class DistillLossConfig(DistillTargetConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_tokens_are_compared_by_their_number_not_by_their_place() -> None:
     batch, _ = drawn([3, 3], [1.0, 0.0], [0, 0])
     plain_BT = Otb(OtbConfig())(batch).advantages_BT
     at = torch.tensor([[1, 2, 5], [0, 3, 4]])
-    wide_BT: dict[str, Tensor] = {"loss_mask": torch.zeros(2, 6, dtype=torch.bool)}
+    wide_BT: dict[str, Any] = {"loss_mask": torch.zeros(2, 6, dtype=torch.bool)}
     wide_BT["loss_mask"].scatter_(1, at, value=True)
     for name in ("old_logprobs", "squared_probs"):
         filled = torch.full((2, 6), torch.nan, dtype=torch.float64)

@@ -25,6 +25,7 @@ from roll.config.algorithm import (
     KlConfig,
     LossTermConfig,
     PreferenceTermConfig,
+    SpinConfig,
 )
 from roll.core.batches import RolloutBatch
 from roll.strategy.training.reduce import weighted_sum
@@ -243,7 +244,7 @@ def gradient(term: LossTerm, logprobs_BT: Tensor, batch: RolloutBatch) -> Tensor
 
 def test_every_registered_term_has_an_oracle_or_is_tested_elsewhere() -> None:
     tested = {type(term.config) for term, _ in ORACLES.values()}
-    elsewhere = {KlConfig, EntropyConfig, DistillTermConfig, PreferenceTermConfig}
+    elsewhere = {KlConfig, EntropyConfig, DistillTermConfig, PreferenceTermConfig, SpinConfig}
     assert set(LOSSES) == tested | elsewhere
 
 

@@ -18,7 +18,7 @@ from roll.algorithms.losses.pairs import paired_with_answers
 from roll.config import load_config
 from roll.config.algorithm import Aggregation, AlgorithmConfig, SpinConfig
 from roll.config.errors import ConfigError
-from roll.config.sections.data import DataConfig
+from roll.config.sections.data import TemplateConfig
 from roll.core.batches import PairedRollouts
 from roll.core.completion import TOKEN_TYPE, Completion, FinishReason
 from roll.core.errors import DataError
@@ -108,7 +108,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("chats", [False, True])
 def test_an_answer_ends_as_the_policy_would_end_it(chats: bool) -> None:
     tokenizer = char_tokenizer()
-    data = DataConfig.model_construct(chat_template=chats, chat_template_kwargs={})
+    data = TemplateConfig(chat_template=chats)
     prompt = Prompt("d:0", (5,), "1 +", "23", "x")
     tokens = Answers.of(tokenizer, data, 9)(prompt)
     assert tokenizer.decode(tokens.tolist()) == "23" + tokenizer.eos_token
