@@ -32,14 +32,19 @@ def test_every_example_is_checked_in_under_two_seconds_without_torch(path: Path)
         "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    command = [sys.executable, "-c", code]
+    # Other work on the machine is not ours to measure: so seconds of CPU, not of the clock; and as
+    # it makes these more, too, the least of three.
+    assert any(cpu_s([sys.executable, "-c", code]) < 2 for _ in range(3))
+
+
+def cpu_s(command: list[str]) -> float:
+    """CPU time of a command that succeeds, in seconds."""
     before = os.times()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     after = os.times()
     assert done.returncode == 0, done.stdout + done.stderr
-    # Seconds of CPU, not of the clock: other work on the machine is not ours to measure.
     spent_user = after.children_user - before.children_user
-    assert spent_user + after.children_system - before.children_system < 2
+    return spent_user + after.children_system - before.children_system
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}/{p.stem}")
