@@ -38,8 +38,18 @@ EXAMPLES = sorted(
 )
 """Examples whose tags have no algorithms of their own, which a preset would have to fit; and
 without a critic, which most presets do not use."""
+ANSWERED = [
+    path
+    for path in EXAMPLES
+    if isinstance(config := CONFIGS[path], RlvrBase)
+    and config.rollout.max_staleness == 0
+    and all(source.columns.answer for source in config.data.sources)
+]
+"""Examples in which spin can learn: rows with answers, responses of the policy before the step."""
 AGENTIC = sorted(ROOT.glob("examples/agentic_*/run.yaml"))
 FOR_EPISODES = {"gigpo", "turn_ppo"}
+FITTING = {**dict.fromkeys(FOR_EPISODES, AGENTIC), "spin": ANSWERED}
+"""Preset -> the examples that it fits, if these are not `EXAMPLES`."""
 BESIDE = {
     "async_8b.yaml": ["algorithm.correction=null"],
     "on_policy.yaml": ["teachers.sorter=null", "data.samples_per_prompt=8"],
@@ -82,7 +92,7 @@ def _tuples(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("example", "preset"),
-    [(e, p) for p in NAMES for e in (AGENTIC if p in FOR_EPISODES else EXAMPLES)],
+    [(e, p) for p in NAMES for e in FITTING.get(p, EXAMPLES)],
     ids=lambda value: value if isinstance(value, str) else str(value.relative_to(ROOT)),
 )
 def test_the_command_line_trains_the_preset_that_it_names(example: Path, preset: str) -> None:

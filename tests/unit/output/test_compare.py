@@ -138,7 +138,7 @@ def test_one_run_or_the_same_twice_cannot_be_compared(runs: list[Path], tmp_path
     for wrong, says in (
         ([runs[0]], "two runs or more"),
         ([runs[0], runs[0]], "named twice"),
-        ([runs[0], tmp_path / "none"], "does not exist"),
+        ([runs[0], tmp_path / "none"], "none is no folder"),
     ):
         code, output = compare(*wrong)
         assert code == 2, output

@@ -363,7 +363,7 @@ def test_a_run_that_is_still_being_written_or_damaged_is_read_as_far_as_it_goes(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="holds no run yet"):
         of(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0')
     with pytest.raises(DataError, match="no complete record"):
