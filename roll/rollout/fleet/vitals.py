@@ -15,6 +15,11 @@ NO_HEARTBEAT = (
 """Reason of the loss of an engine that does not answer."""
 
 
+DOUBLINGS = 3
+"""Number of times that a new engine's limit doubles, so that a replica with many restarts behind it
+does not wait for hours for one that hangs."""
+
+
 def traced(error: Exception) -> Exception | None:
     """Return what a log shows the traceback of: nothing of errors whose text says it all, such as
     the end of Ray when the whole run ends."""
@@ -72,13 +77,17 @@ class Vitals:
 
     def limit_s(self, timeout_s: float) -> float:
         """Return the time limit of the next heartbeat. Until its first one an engine gets twice the
-        time of the engine before: what made that one slow to answer, such as a busy machine, slows
-        the new one down, too.
+        time of the engine before, at most eight times `timeout_s`: what made that one slow to
+        answer, such as a busy machine, slows the new one down, too.
 
         Args:
             timeout_s: limit of an engine that has answered before.
         """
-        return timeout_s if self.last_heartbeat_s is not None else timeout_s * 2**self.restarts
+        return (
+            timeout_s
+            if self.last_heartbeat_s is not None
+            else timeout_s * 2 ** min(self.restarts, DOUBLINGS)
+        )
 
     def told(self, now_s: float) -> str:
         """Return a text for messages on the age and the token count of the last heartbeat."""

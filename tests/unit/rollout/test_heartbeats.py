@@ -19,6 +19,7 @@ from roll.core.types import Heartbeat, Piece
 from roll.rollout.fleet.pace import FleetSpeeds, Work
 from roll.rollout.fleet.partial_completions import KnownTokens
 from roll.rollout.fleet.replica import Replica
+from roll.rollout.fleet.vitals import Vitals
 from tests.unit.rollout.test_fleet import (
     Writer,
     answer,
@@ -327,3 +328,8 @@ def test_two_replicas_are_too_few_to_say_what_is_usual() -> None:
     assert pace.usual(0, 0).known
     pace.forget(2)
     assert not pace.usual(0, 0).known
+
+
+def test_the_time_of_a_new_engine_does_not_grow_for_ever() -> None:
+    assert [Vitals(restarts=each).limit_s(10) for each in (0, 1, 3, 40)] == [10, 20, 80, 80]
+    assert Vitals(restarts=40, last_heartbeat_s=1.0).limit_s(10) == 10
