@@ -166,25 +166,24 @@ def question_of(line: str) -> Question:
     """Return the row of a line of `--rows`.
 
     Raises:
-        DataError: it is no JSON object, has no text `prompt`, or a key looks like a misspelt one.
+        DataError: it is no JSON object, has no text `prompt`, or a key that looks like `answer`.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"--rows: {line!r} is no JSON: {error}") from None
     known = {"prompt", "answer", "tag"}
-    if not isinstance(row, dict) or not all(
-        isinstance(row.get(key, "" if key != "prompt" else None), str) for key in known
-    ):
+    read = {key: row[key] for key in known & row.keys()} if isinstance(row, dict) else {}
+    if "prompt" not in read or not all(isinstance(value, str) for value in read.values()):
         raise DataError(
             f"--rows: {line!r}: expected an object with the text `prompt`, and perhaps the texts "
             "`answer` and `tag`; further keys are for the rewards"
         )
     extra = {key: value for key, value in row.items() if key not in known}
     for key in extra:
-        if meant := nearest(key, known - row.keys()):
+        if meant := nearest(key, {"answer"} - row.keys()):  # `tags` is a likely column
             raise DataError(f"--rows: {line!r}: unknown key {key!r}{meant}")
-    return Question(row["prompt"], row.get("answer", ""), row.get("tag"), extra)
+    return Question(read["prompt"], read.get("answer", ""), read.get("tag"), extra)
 
 
 def typed_lines() -> Iterator[str]:
