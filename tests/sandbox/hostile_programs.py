@@ -189,7 +189,7 @@ MEMORY |= {
     "mapped_file_over_forks": (
         "import mmap, os, time\nf = open('f', 'wb+'); f.truncate(2**22)\n"
         "for _ in range(3): os.fork()\n"
-        "held = [mmap.mmap(f.fileno(), 2**22, flags=mmap.MAP_PRIVATE) for _ in range(12)]\n"
+        "held = [mmap.mmap(f.fileno(), 2**22, flags=mmap.MAP_PRIVATE) for _ in range(20)]\n"
         "for m in held: m[:] = b'x' * 2**22\ntime.sleep(60)"
     ),
 }

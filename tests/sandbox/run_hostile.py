@@ -35,6 +35,9 @@ LIMITS = Limits(
 )
 PATIENT = Limits(cpu_s=20, wall_s=60)
 LATE_S, SOON_S = 1.5, 0.5
+MOST_MB = {"memory-mapped_file_over_forks": 400.0}
+"""Most memory that a program may have. Its limit is kept by the kernel, with a little for what it
+had before; only several processes together are measured, while they go on writing."""
 LANES = 3
 REPOSITORY = Path(__file__).parents[2]
 HELD = os.environ.get("HELD_BY_THE_PARENT", "nothing is held")
@@ -94,16 +97,20 @@ class Lane:
         return text
 
     def try_program(self, name: str) -> dict[str, Any]:
-        """Run a program, and once more if it took too long: the machine may be busy."""
+        """Run a program, and again if it took too long or had too much before it was measured: the
+        machine may be busy."""
+        most_mb = MOST_MB.get(name, LIMITS.memory_mb * 1.25)
         for _ in range(3):
             began = time.monotonic()
             outcome = self.sandbox.run_now(Job(self.fill(PROGRAMS[name]), "1 2\n", limits=LIMITS))
             took = time.monotonic() - began
-            if took <= LIMITS.wall_s + LATE_S:
+            if took <= LIMITS.wall_s + LATE_S and outcome.peak_mb <= most_mb:
                 break
         leaks = [*self._seen(outcome), *self._strays()]
         if took > LIMITS.wall_s + LATE_S:
             leaks.append(f"took {took:.2f} s")
+        if outcome.peak_mb > most_mb:
+            leaks.append(f"had {outcome.peak_mb:.0f} MB")
         follower = Job(HONEST, HONEST_INPUT, limits=PATIENT)
         honest = self.sandbox.run_now(follower)
         if honest.stdout != HONEST_OUTPUT or not honest.ok:
@@ -138,8 +145,6 @@ class Lane:
             leaks += _reached(listener.accept)
         for box in self.boxes:
             leaks += _reached(lambda box=box: box.recv(16))
-        if outcome.peak_mb > LIMITS.memory_mb * 1.25:
-            leaks.append(f"had {outcome.peak_mb:.0f} MB")
         if max(len(outcome.stdout), len(outcome.stderr)) > LIMITS.output_bytes * 4:
             leaks.append("wrote too much")  # 4: a byte that is no UTF-8 is shown as \xff
         return leaks

@@ -26,7 +26,12 @@ from .template_process import BrokenTemplateError, TemplateProcess
 from .usage import Usage, descendants, read_usage, shared_memory
 
 LOOK_S = 0.02
-"""How often a running job is measured."""
+"""How often a running job is measured, unless its memory is near the limit."""
+_FASTEST = 8 * 2**30
+"""Bytes a second by which a job's memory may grow. Near its limit a job is measured as soon as it
+could be there."""
+_LOOK_SHARE = 0.25
+"""Largest part of a core for measuring a job, as its processes may be many."""
 IDLE_CPU_S = 0.5
 """CPU time that a session may use between its calls."""
 _SETTLE_S = 15.0
@@ -330,20 +335,21 @@ class Running:
 
     def _look(self) -> None:
         """Measure the job, and stop it beyond a limit."""
+        began = time.monotonic()
         usage, limits = self._usage(), self.limits
         if usage.cpu_s - self._cpu_before > limits["cpu_s"]:
             self.stop("cpu_time", f"used more than {limits['cpu_s']:g} s of CPU time")
         if time.monotonic() - self._began > limits["wall_s"]:
             self.stop("wall_time", f"took longer than {limits['wall_s']:g} s")
-        self._judge_sizes(usage)
-        self._next_look = time.monotonic() + LOOK_S
-        left = self._began + limits["wall_s"] - time.monotonic()
-        if 0 < left < LOOK_S:
-            self._next_look = time.monotonic() + left
+        room = self._judge_sizes(usage)
+        now = time.monotonic()
+        pause_s = min(LOOK_S, max(room / _FASTEST, (now - began) / _LOOK_SHARE))
+        left = self._began + limits["wall_s"] - now
+        self._next_look = now + (left if 0 < left < pause_s else pause_s)
 
-    def _judge_sizes(self, usage: Usage) -> None:
+    def _judge_sizes(self, usage: Usage) -> int:
         """Stop the job if its processes are too many or have too much memory; pages that several
-        share count once."""
+        share count once. Return the bytes that it may still have."""
         limit = int(self.limits["memory_mb"] * 2**20)
         memory = usage.memory
         if memory > limit:
@@ -354,6 +360,7 @@ class Running:
         # The first process of a namespace is no part of the job.
         if usage.tasks - (len(self._pids) - 1) > self.limits["processes"]:
             self.stop("processes", f"had more than {self.limits['processes']} processes or threads")
+        return limit - memory
 
     def close(self) -> None:
         """Release descriptors and files. The job has ended."""
