@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,9 @@ GIB = 1024**3
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
+PROC_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 20_000
+"""Ray's workers use ports up to 19,999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +147,31 @@ def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]
     return limits
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now. Another process may take the port, so use it soon."""
+def free_port(handed_out: Path = PROC_PORTS) -> int:
+    """Return a TCP port that is free now. Another process may take the port, so use it soon.
+
+    The kernel hands out a range of ports for outgoing connections and to processes that ask for any
+    port. A port below this range stays free until a process asks for this very port.
+
+    Args:
+        handed_out: file that holds the first and the last port of this range.
+    """
+    first = int(handed_out.read_text().split()[0]) if handed_out.is_file() else 0
+    for _ in range(100 if first > _LOWEST_PORT else 0):
+        # Not from `random`: processes that share a seed would try the same ports.
+        port = _LOWEST_PORT + secrets.randbelow(first - _LOWEST_PORT)
+        if _is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    """Return whether no socket is bound to a TCP port, at any address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,25 @@ def test_two_ranks_add_their_numbers_through_the_cpu_platform() -> None:
 def test_a_worker_on_the_cpu_has_the_cpu_as_its_device() -> None:
     assert get_platform("cpu").device() == torch.device("cpu")
     assert get_platform("cuda").device() == torch.device("cuda", 0)
+
+
+def test_a_free_port_is_none_that_the_kernel_hands_out(tmp_path: Path) -> None:
+    handed_out = tmp_path / "ip_local_port_range"
+    with socket.socket() as taken:
+        for port in range(20_050, 20_100):
+            with contextlib.suppress(OSError):
+                taken.bind(("127.0.0.1", port))
+                break
+        handed_out.write_text(f"{port + 1}\t60999\n")
+        ports = {free_port(handed_out) for _ in range(200)}
+    assert ports
+    assert all(20_000 <= each < port for each in ports)
+
+
+def test_any_free_port_will_do_where_the_kernel_hands_out_all(tmp_path: Path) -> None:
+    handed_out = tmp_path / "ip_local_port_range"
+    handed_out.write_text("1024\t65535\n")
+    assert free_port(handed_out) > 1023
 
 
 @pytest.mark.parametrize(
