@@ -9,10 +9,8 @@ from roll.commands.memory.sizes import ModelSizes
 from roll.config.sections.strategy import EngineConfig, HfEngineConfig, SglangConfig, VllmConfig
 from roll.platform.machine import GIB
 
-CPU_KV_BYTES = 2**26
-"""KV cache of vLLM without a GPU, unless it is set."""
 CPU_KV_TOKENS = 2**14
-"""The same of SGLang, in tokens."""
+"""KV cache of SGLang without a GPU, unless it is set, in tokens."""
 _BITS = {"mxfp4": 4, "nvfp4_per_token": 4}
 """Bits of a weight by format of quantization; 8 of all others."""
 
@@ -50,7 +48,7 @@ def served(
             if strategy.quantization is not None:
                 weights = weights * _BITS.get(strategy.quantization, 8) // (8 * b)
             cache = None if strategy.kv_cache_gb is None else int(strategy.kv_cache_gb * GIB)
-            default = CPU_KV_BYTES
+            default = strategy.cpu_cache_bytes(per_token, requests.tokens)
         case SglangConfig():
             tokens = strategy.kv_cache_tokens
             cache, default = (

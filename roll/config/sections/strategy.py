@@ -176,6 +176,13 @@ Quantization = Literal[
 LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of vLLM's KV cache without a GPU, the fewest that its kernels allow. Only full
+blocks are found again by prefix caching, and many prompts and turns are shorter than vLLM's 128."""
+CPU_CACHE_BYTES = 1 << 26, 1 << 30
+"""Bounds of the KV cache of a process of vLLM without a GPU, unless its size is set."""
+
+
 class VllmConfig(Config):
     """vLLM, as an asynchronous engine."""
 
@@ -190,8 +197,8 @@ class VllmConfig(Config):
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
     """Share of the memory of each GPU for weights and KV cache."""
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """Size of the KV cache in GiB, in place of a share of the memory. Without a GPU: 0.0625 unless
-    set."""
+    """Size of the KV cache in GiB, in place of a share of the memory. Without a GPU, unless set:
+    room for `max_num_seqs` sequences, from 0.0625 to 1, and for one sequence in any case."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Number of sequences decoded at once. Further requests wait on the driver."""
     enforce_eager: bool = False
@@ -215,6 +222,19 @@ class VllmConfig(Config):
     """Server for requests from outside the run. null: none."""
     engine_args: dict[str, Any] = {}
     """Further arguments of vLLM's `AsyncEngineArgs`, under vLLM's names."""
+
+    def cpu_cache_bytes(self, token_bytes: int, tokens: int) -> int:
+        """Return the size of the KV cache of a process without a GPU, in bytes.
+
+        Args:
+            token_bytes: bytes that a token takes in the cache of this process.
+            tokens: largest number of tokens of prompt and response together.
+        """
+        if self.kv_cache_gb is not None:
+            return int(self.kv_cache_gb * (1 << 30))
+        sequence = token_bytes * (tokens + CPU_BLOCK_TOKENS)
+        least = max(CPU_CACHE_BYTES[0], sequence + token_bytes * CPU_BLOCK_TOKENS)
+        return max(least, min(CPU_CACHE_BYTES[1], self.max_num_seqs * sequence))
 
     @property
     def processes(self) -> int:

@@ -19,7 +19,7 @@ def engine_arguments(
     dtype: str,
     max_model_len: int,
     seed: int,
-    cpu: bool,
+    cpu_token_bytes: int | None,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the keyword arguments of `AsyncEngineArgs`.
@@ -27,7 +27,8 @@ def engine_arguments(
     Args:
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
         max_model_len: largest length of prompt plus response, in tokens.
-        cpu: true if the engine runs on CPUs.
+        cpu_token_bytes: bytes that a token takes in the KV cache of all layers; None: the engine
+            runs on GPUs.
         overrides: values of the model's config, see `missing_keys` and `replaced_values`.
     """
     arguments: dict[str, Any] = {
@@ -59,17 +60,18 @@ def engine_arguments(
         arguments["logprobs_mode"] = "raw_logprobs"
     if config.max_lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": config.max_lora_rank, "max_loras": 1}
-    arguments |= _memory(config, max_model_len, cpu=cpu)
+    arguments |= _memory(config, max_model_len, cpu_token_bytes)
     arguments |= config.engine_args
     if overrides:
         arguments["hf_overrides"] = {**overrides, **config.engine_args.get("hf_overrides", {})}
     return arguments
 
 
-def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, Any]:
+def _memory(config: VllmConfig, max_model_len: int, cpu_token_bytes: int | None) -> dict[str, Any]:
     """Return the arguments that limit vLLM's memory; `kv_cache_gb` fixes the KV cache's size."""
-    if cpu:
-        return cpu_arguments(config.kv_cache_gb, max_model_len, processes=config.processes)
+    if cpu_token_bytes is not None:
+        size = config.cpu_cache_bytes(cpu_token_bytes // config.processes, max_model_len)
+        return cpu_arguments(size, max_model_len, processes=config.processes)
     arguments: dict[str, Any] = {
         "enable_sleep_mode": True,
         "gpu_memory_utilization": config.gpu_memory_utilization,

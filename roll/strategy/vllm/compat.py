@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
+from roll.config.sections.strategy import CPU_BLOCK_TOKENS
 from roll.distributed.on_ray.environment import environment
 from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address
 
-DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
 YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
 """Environment variable that is 1 in engines that share their cores with a trainer."""
 BUSY_LOOP_S = 0.05
@@ -127,9 +127,7 @@ def thread_binding(cores: Sequence[int], processes: int) -> str:
     )
 
 
-def cpu_arguments(
-    kv_cache_gb: float | None, max_model_len: int, *, processes: int
-) -> dict[str, Any]:
+def cpu_arguments(kv_cache_bytes: int, max_model_len: int, *, processes: int) -> dict[str, Any]:
     """Return the engine arguments that only CPUs need.
 
     - The size of the KV cache is always given. Otherwise vLLM takes most of the machine's memory
@@ -137,18 +135,19 @@ def cpu_arguments(
     - Prompts are not split into chunks. For a chunk of a *seeded* request vLLM rewinds its random
       generator, which CPU generators cannot do ("CPU Generator does not use offset"), and this
       error kills the engine. So a prompt must fit into one batch.
+    - Blocks of the KV cache are small, see `CPU_BLOCK_TOKENS`.
     - A model of one process computes in the process of the scheduler (see executor.py).
 
     Args:
-        kv_cache_gb: size of the KV cache in GiB; None: 64 MiB.
+        kv_cache_bytes: size of the KV cache of each process.
         max_model_len: largest length of prompt plus response, in tokens.
         processes: number of processes in which the model runs.
     """
-    size = DEFAULT_CPU_KV_CACHE_BYTES if kv_cache_gb is None else int(kv_cache_gb * (1 << 30))
     arguments: dict[str, Any] = {
         "enforce_eager": True,
-        "kv_cache_memory_bytes": size,
+        "kv_cache_memory_bytes": kv_cache_bytes,
         "enable_chunked_prefill": False,
+        "block_size": CPU_BLOCK_TOKENS,
         "max_num_batched_tokens": max(8192, max_model_len),
     }
     if processes == 1:

@@ -84,3 +84,20 @@ UNSERVED: Mapping[str, str] = {
     "sigmoid",
 }
 """Reason why a model type is refused; found with vLLM 0.32."""
+
+
+def cache_bytes_per_token(model: Mapping[str, Any], width: int) -> int:
+    """Return the bytes that a token takes in the KV cache of all layers.
+
+    Args:
+        model: values of the model's config.json.
+        width: bytes of an element.
+    """
+    text = model.get("text_config", model)
+    if text.get("kv_lora_rank"):  # latent attention
+        elements = int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
+    else:
+        heads = int(text["num_attention_heads"])
+        size = int(text.get("head_dim") or text["hidden_size"] // heads)
+        elements = 2 * size * int(text.get("num_key_value_heads") or heads)
+    return elements * width * int(text["num_hidden_layers"])

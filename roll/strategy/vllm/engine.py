@@ -41,7 +41,7 @@ from roll.strategy.vllm.compat import (
     shut_down,
 )
 from roll.strategy.vllm.config_keys import missing_keys
-from roll.strategy.vllm.cpu_limits import check_model
+from roll.strategy.vllm.cpu_limits import cache_bytes_per_token, check_model
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pictures import engine_prompt
 from roll.strategy.vllm.pushes import Pushes
@@ -278,13 +278,14 @@ class VllmEngine:
 
         keep_deaths_quiet()
         hf_config = load_config(self._model)
+        width = 4 if self._dtype == "float32" else 2
         arguments = engine_arguments(
             self._config,
             self._model,
             dtype=self._dtype,
             max_model_len=self._max_model_len,
             seed=self._spec.seed,
-            cpu=cpu,
+            cpu_token_bytes=cache_bytes_per_token(hf_config.to_dict(), width) if cpu else None,
             overrides=missing_keys(hf_config) | replaced_values(hf_config, self._model.overrides),
         )
         with forked_core():

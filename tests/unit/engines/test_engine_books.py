@@ -21,6 +21,7 @@ from roll.core.errors import ConfigError, EngineDiedError, EngineError, WeightSy
 from roll.strategy.serving.processes import DeathWatch
 from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
+from roll.strategy.vllm.cpu_limits import cache_bytes_per_token
 from roll.strategy.vllm.supported_arguments import (
     RESERVED_ARGUMENTS,
     check_arguments,
@@ -117,16 +118,48 @@ def test_what_is_no_adapter_that_fits_is_refused(manifest: Manifest, message: st
         adapter_rank(manifest, 8)
 
 
-def arguments(overrides: dict[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
+def arguments(
+    overrides: dict[str, Any] | None = None, /, cpu: int | None = None, **options: Any
+) -> dict[str, Any]:
     return engine_arguments(
         VllmConfig(**options),
         ModelConfig(path="m"),
         dtype="float32",
         max_model_len=64,
         seed=0,
-        cpu=False,
+        cpu_token_bytes=cpu,
         overrides=overrides or {},
     )
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "options", "mib"),
+    [
+        (1 << 10, {}, 64),  # 256 sequences of 64 tokens and half a block: 24 MiB, below the least
+        (1 << 13, {}, 192),
+        (1 << 16, {}, 1024),  # 1536 MiB, above the most
+        (1 << 16, {"max_num_seqs": 4}, 64),
+        (1 << 24, {}, 2048),  # one sequence of 64 tokens, its last block, and one for the engine
+        (1 << 13, {"tp": 2}, 96),
+        (1 << 24, {"kv_cache_gb": 0.25}, 256),
+    ],
+)
+def test_without_a_gpu_the_cache_has_room_for_the_sequences(
+    token_bytes: int, options: dict[str, Any], mib: int
+) -> None:
+    found = arguments(cpu=token_bytes, **options)
+    assert found["kv_cache_memory_bytes"] == mib << 20
+    assert found["block_size"] == 32
+    assert "block_size" not in arguments(**options)
+
+
+def test_bytes_of_a_token_are_those_of_its_keys_and_values() -> None:
+    plain = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    assert cache_bytes_per_token(plain, 4) == 2 * 64 * 3 * 4
+    grouped = plain | {"num_key_value_heads": 2, "head_dim": 32}
+    assert cache_bytes_per_token({"text_config": grouped}, 2) == 2 * 2 * 32 * 3 * 2
+    latent = plain | {"kv_lora_rank": 40, "qk_rope_head_dim": 8}
+    assert cache_bytes_per_token(latent, 2) == 48 * 3 * 2
 
 
 def test_options_reach_vllm_under_its_names() -> None:
