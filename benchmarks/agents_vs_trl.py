@@ -8,8 +8,9 @@ episodes each. A turn of the policy is a call of a tool in the form of Hermes (4
     {"name": "move", "arguments": {"direction": "left"}}
     </tool_call>
 
-and the environment answers with the map (21 tokens). The model is a Qwen3 of 4 layers and hidden
-size 256 (3.9 M parameters, float32). Its weights are random, but for a few that restrict what it
+and the environment answers with the map (21 tokens). The model is a Qwen3 of the size of the
+example of frozen lake (2 layers, hidden size 128, 0.5 M parameters, float32), or a larger one
+(`--layers 4 --hidden 256`: 3.9 M). Its weights are random, but for a few that restrict what it
 writes to the four calls. It takes all moves about equally often, those to the goal a bit more.
 
 - TRL plays with its `environment_factory`, for which the lake is a class
@@ -33,7 +34,8 @@ The sides take turns; results are medians over all rounds, without the first two
 has a separate environment, which the first run makes. Results of finished rounds are kept in
 `--out` and not measured again, unless `--fresh` is given. The exit code is 0 if the goals are met.
 
-    python benchmarks/agents_vs_trl.py [--steps 7] [--rounds 2] [--fresh]
+    python benchmarks/agents_vs_trl.py [--layers 2] [--hidden 128] [--steps 7]
+        [--rounds 2] [--fresh]
 """
 
 from __future__ import annotations
@@ -310,9 +312,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=7, help="of a round")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=2, help="of the model")
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model; 32, 64, ...")
     parser.add_argument("--maps", type=int, default=32, help="of a step; a multiple of 4")
     parser.add_argument("--episodes", type=int, default=8, help="on each map")
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "agents_vs_trl")
+    parser.add_argument("--out", type=Path, help="default: outputs/agents_vs_trl/LAYERSxHIDDEN")
     parser.add_argument("--fresh", action="store_true", help="measure finished rounds again")
     args = parser.parse_args()
     if args.steps <= SKIP:
@@ -321,15 +325,16 @@ def main() -> None:
         parser.error(f"--maps {args.maps} is no multiple of 4")
     two_cores()
     adopt_orphans()
-    out = args.out.absolute()
+    size = f"{args.layers}x{args.hidden}"
+    out = (args.out or ROOT / "outputs" / "agents_vs_trl" / size).absolute()
     if args.fresh:
         for found in out.glob("*.json"):
             found.unlink()
     out.mkdir(parents=True, exist_ok=True)
     bench = Bench(
         out=out,
-        model=make_model(out / "model"),
-        trl_python=make_trl_python(out.parent / "trl-venv"),
+        model=make_model(out / "model", args.layers, args.hidden),
+        trl_python=make_trl_python(ROOT / "outputs" / "trl-venv"),
         steps=args.steps,
         maps=args.maps,
         episodes=args.episodes,

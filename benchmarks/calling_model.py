@@ -1,7 +1,7 @@
 """A random model that walks over frozen lakes by calls of a tool, which roll and TRL understand.
 
-A Qwen3 of 4 layers and hidden size 256 (3.9 M parameters, float32). A few of its weights are set so
-that it writes the calls of the four moves, in four tokens with the end token, and nothing else.
+A Qwen3 in float32. A few of its weights are set so that it writes the calls of the four moves, in
+four tokens with the end token, and nothing else.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ RESPONSE_TEMPLATE = {
 """Description of a turn, by which transformers reads calls for TRL."""
 
 
-def make_model(path: Path) -> Path:
+def make_model(path: Path, layers: int, hidden: int) -> Path:
     """Write a model with random weights, which writes nothing but calls, and its tokenizer; return
-    the path."""
+    the path.
+
+    Args:
+        hidden: width of the hidden states, a multiple of 4.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -58,11 +62,20 @@ def make_model(path: Path) -> Path:
     tokenizer.response_template = RESPONSE_TEMPLATE
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
-        tie_word_embeddings=False, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
         dtype="float32",
-    )  # fmt: skip
+    )
     model: Any = Qwen3ForCausalLM(config)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     # Each dimension says that certain tokens (left) are followed by certain others (right).

@@ -50,7 +50,7 @@ def test_both_lakes_have_the_same_maps_walks_and_rewards(seed: int) -> None:
 
 
 def test_a_turn_and_a_map_have_the_tokens_that_are_told(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(make_model(tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(make_model(tmp_path, 2, 128))
     shown, _ = FrozenLake(size=SIZE, rules=False).reset(seed=0)
     call = {"type": "function", "function": {"name": "move", "arguments": {"direction": "up"}}}
     messages: list[dict[str, Any]] = [
