@@ -15,10 +15,10 @@ from transformers.utils.hub import cached_file
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import EngineError
 
-_UNTRAINED = re.compile(
-    r"(^|\.)rotary(_pos)?_emb\.inv_freq$"  # saved by early Llamas, known from the config
-    r"|(^|\.)mtp(_layers)?\."  # multi-token prediction layers, as in Qwen3-Next
-)
+_FREQUENCIES = re.compile(r"(^|\.)rotary(_pos)?_emb\.inv_freq$")
+"""Rotary frequencies, which early Llamas saved; they are known from the config."""
+_FURTHER = re.compile(r"(^|\.)mtp(_[a-z_]+)?\.")
+"""Parts of multi-token prediction layers that have names of their own, as in Qwen3-Next."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -63,7 +63,17 @@ def is_untrained(name: str, config: PreTrainedConfig) -> bool:
         name: Hugging Face name of the tensor.
         config: config of the language model.
     """
-    if _UNTRAINED.search(name):
+    return _FREQUENCIES.search(name) is not None or is_further(name, config)
+
+
+def is_further(name: str, config: PreTrainedConfig) -> bool:
+    """Return whether a tensor of a checkpoint belongs to a multi-token prediction layer.
+
+    Args:
+        name: Hugging Face name of the tensor.
+        config: config of the language model.
+    """
+    if _FURTHER.search(name):
         return True
     layer = _LAYER.search(name)
     # DeepSeek-V3 and GLM-4 MoE number the multi-token prediction layers after the decoder layers.

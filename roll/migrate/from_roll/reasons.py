@@ -10,7 +10,9 @@ ENVIRON = "set them in the shell that starts the run, or as `env` of the roles t
 KERNEL = "a choice of kernels or overlap of Megatron-Core, which this backend makes itself"
 WHOLE = "micro-batches are made by tokens (`max_tokens_per_microbatch`), for scoring too"
 SANDBOX = "how programs run is set in `kwargs` of the reward (docs/sandbox.md)"
-MTP = "layers for multi-token prediction are kept as they are, and not trained"
+MTP = (
+    "saved models have the layers for multi-token prediction of `model.path`; they are not trained"
+)
 
 WHOLE_KEYS: dict[str, str] = {
     "hydra": "concerns hydra itself",

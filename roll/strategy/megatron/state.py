@@ -20,6 +20,7 @@ from mcore_adapter.write import spec_of, write_hf
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models.load import load_config, load_tokenizer
+from roll.strategy.further_layers import further_layers
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
@@ -70,14 +71,17 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:
     """Write the full model as a folder that `from_pretrained` loads. Collective; rank 0 writes.
 
-    If the model trains an adapter, the adapter is added to the weights.
+    If the model trains an adapter, the adapter is added to the weights. The layers that predict
+    further tokens are those of the checkpoint at `model.path`.
     """
     is_writer = dist.get_rank() == 0
     weights = full_weights(model, wanted=is_writer)
     if is_writer:
         path.mkdir(parents=True, exist_ok=True)
-        metas = model.manifest.tensors
-        write_hf(path, weights, {m.name: spec_of(m.shape, m.torch_dtype) for m in metas})
+        further = further_layers(model_config, model.manifest.tensors)
+        metas = (*model.manifest.tensors, *further.metas)
+        specs = {m.name: spec_of(m.shape, m.torch_dtype) for m in metas}
+        write_hf(path, further.added_to(weights), specs)
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         save_companions(path, load_config(model_config), dtype, load_tokenizer(model_config))
         copy_processors(path, model_config)

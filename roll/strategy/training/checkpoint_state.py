@@ -25,6 +25,7 @@ from roll.models import lora
 from roll.models.load import load_tokenizer
 from roll.models.vision.folder import PROCESSOR_FILES
 from roll.models.vision.parts import sees
+from roll.strategy.further_layers import further_layers
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.hf_weights import write_weights
 from roll.strategy.training.random_states import random_states, read_random_states
@@ -99,6 +100,9 @@ def save_trained(
 ) -> None:
     """Write the trained adapter in PEFT's format, or the whole model. Collective; rank 0 writes.
 
+    The whole model gets the layers that predict further tokens from the checkpoint at
+    `config.path`.
+
     Args:
         merged: write the whole model even if an adapter was trained, with its products added.
         factors: function that yields all trained parameters, with their names in `model`.
@@ -110,7 +114,11 @@ def save_trained(
         save_adapter(path, model, config, tokenizer, factors())
     else:
         dtype: torch.dtype = getattr(torch, config.dtype)
-        save_hf(path, model, tokenizer, dtype, manifest().tensors, weights())
+        metas, tensors = manifest().tensors, weights()
+        if model.can_generate() and dist.get_rank() == 0:  # a classifier does not speculate
+            further = further_layers(config, metas)
+            metas, tensors = (*metas, *further.metas), further.added_to(tensors)
+        save_hf(path, model, tokenizer, dtype, metas, tensors)
         if sees(model.config) and dist.get_rank() == 0:
             copy_processors(path, config)
 

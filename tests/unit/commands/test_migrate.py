@@ -79,6 +79,15 @@ def test_a_file_is_translated_as_it_was_before() -> None:
     assert made.text == golden.read_text(), "look at each difference; then write it there"
 
 
+def test_layers_that_predict_further_tokens_are_kept_and_not_trained(tmp_path: Path) -> None:
+    """They are: `tests/contract/test_further_layers.py`."""
+    key = "actor_train__strategy_args__strategy_config__mtp_num_layers"
+    made = migrate(changed(tmp_path, "rlvr", **{key: 1}))
+    (line,) = (line for line in made.text.splitlines() if key.replace("__", ".") in line)
+    assert "saved models have the layers for multi-token prediction" in line
+    assert "they are not trained" in line
+
+
 def test_numbers_of_a_step_keep_their_units(tmp_path: Path) -> None:
     config = of("rlvr", tmp_path)
     assert isinstance(config, RlvrConfig)
