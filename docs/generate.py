@@ -61,7 +61,8 @@ algorithm:
 
 Where to begin: `grpo` or `dapo` with answers that can be verified, `dr_grpo` where responses grow
 without getting better, `gspo` with mixtures of experts, `rloo` or `reinforce_pp` with a reward
-model, `ppo` or `vapo` with long responses and the memory for a critic.
+model, `ppo` or `vapo` with long responses and the memory for a critic, `prime` with long responses
+that are right or wrong and the memory for a second model.
 
 [Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each
 (`benchmarks/algorithms_learn.py`); presets that the table lacks have not been tried on it:
@@ -135,6 +136,7 @@ SECTIONS: tuple[tuple[str, str, Any], ...] = (
 NEEDS = {
     Need.SIBLINGS: "at least two samples per prompt",
     Need.CRITIC: "a `critic` role",
+    Need.PROCESS_REWARD: "a `process_reward` role",
     Need.REFERENCE: "a `reference` role",
     Need.OLD_LOGPROBS: "the policy's log-probs before the update (a forward pass of their own)",
     Need.SQUARED_PROBS: "sums of the policy's squared probabilities, which come with its log-probs "

@@ -49,7 +49,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "roles": (
         "Roles and backends",
         "What trains, scores and generates, on which devices, with which backend.",
-        ("actor_train", "actor_infer", "reference", "critic", "teachers"),
+        ("actor_train", "actor_infer", "reference", "critic", "process_reward", "teachers"),
     ),
     "data": ("Data", "Sources of rows and tasks.", ("data",)),
     "rollout": (

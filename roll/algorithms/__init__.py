@@ -18,6 +18,8 @@ from roll.algorithms.advantages.turns.turn_gae import TurnGae
 from roll.algorithms.advantages.win_rate import WinRate
 from roll.algorithms.build import SumLoss, build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
+from roll.algorithms.implicit.advantage import Prime
+from roll.algorithms.implicit.loss import OutcomeLoss
 from roll.algorithms.losses.distill import DistillTerm
 from roll.algorithms.losses.entropy import EntropyBonus
 from roll.algorithms.losses.kl import KlToReference
@@ -77,6 +79,7 @@ __all__ = [
     "NormalizeReward",
     "Opo",
     "Otb",
+    "OutcomeLoss",
     "OverlongMask",
     "OverlongPenalty",
     "PassK",
@@ -84,6 +87,7 @@ __all__ = [
     "PositiveNll",
     "PpoClip",
     "PreferenceTerm",
+    "Prime",
     "Reinforce",
     "ReinforcePp",
     "Remax",

@@ -19,6 +19,7 @@ from roll.config.sections.training import (
     FollowConfig,
     FollowingReference,
     InferRole,
+    ProcessRewardRole,
     ReferenceConfig,
     ScoreRole,
     TeacherRole,
@@ -35,10 +36,13 @@ class RlvrBase(RunConfig):
     actor_infer: InferRole
     reference: ReferenceConfig | None = None
     """Frozen copy of the start model, or a copy that follows the policy (`follow`); needed by the
-    loss terms `kl` and `dro` and by `kl_in_reward`, except with an adapter (`model.lora`), whose
-    base is the reference."""
+    loss terms `kl` and `dro`, by `kl_in_reward` and by the advantage `prime`, except with an
+    adapter (`model.lora`), whose base is the reference."""
     critic: CriticRole | None = None
     """Role that estimates the values of states; needed by the `gae` advantage."""
+    process_reward: ProcessRewardRole | None = None
+    """Role that learns rewards of single tokens from those of whole samples; needed by the `prime`
+    advantage."""
     teachers: dict[str, TeacherRole] = {}
     """Teachers by name; needed by the `distill` advantage and by the `distill` loss term."""
     data: DataConfig
@@ -70,6 +74,7 @@ class RlvrBase(RunConfig):
             Role.ACTOR_INFER: self.actor_infer if self.generates else None,
             Role.REFERENCE: self.reference_role,
             Role.CRITIC: self.critic,
+            Role.PROCESS_REWARD: self.process_reward,
             **{f"teachers.{name}": role for name, role in self.teachers.items()},
         }
         if self.generates:
@@ -112,9 +117,11 @@ class RlvrBase(RunConfig):
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
-        """Roles whose models are trained: `actor_train` and, if there is one, `critic`."""
-        found = {Role.ACTOR_TRAIN: self.actor_train}
-        return found | ({Role.CRITIC: self.critic} if self.critic else {})
+        """Roles whose models are trained: `actor_train` and, if there are any, `critic` and
+        `process_reward`."""
+        beside = {Role.CRITIC: self.critic, Role.PROCESS_REWARD: self.process_reward}
+        found = {role: settings for role, settings in beside.items() if settings is not None}
+        return {Role.ACTOR_TRAIN: self.actor_train, **found}
 
     @property
     def has_step_rewards(self) -> bool:
@@ -283,6 +290,13 @@ class RlvrBase(RunConfig):
     def reference_model(self) -> ModelConfig:
         """Model of a frozen reference: its own, or the one that training starts from."""
         own = self.reference_role.model if self.reference_role else None
+        return own or self.train_model
+
+    @property
+    def process_reward_model(self) -> ModelConfig:
+        """Model that `process_reward` starts from: its own, or the one that the policy starts
+        from."""
+        own = self.process_reward.model if self.process_reward else None
         return own or self.train_model
 
     @property

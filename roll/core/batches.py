@@ -233,6 +233,9 @@ class RolloutBatch(TrainBatch):
     `[B, T]`; None without teachers."""
     values: Tensor | None = tensor("BT")
     """Values that the critic predicts, float32 `[B, T]`; None without a critic."""
+    implicit_rewards: Tensor | None = tensor("BT")
+    """Rewards of tokens that `process_reward` has learned, float32 `[B, T]`; zero outside
+    `loss_mask`. None without this role."""
     advantages: Tensor | None = tensor("BT")
     """Advantage of each token, float32 `[B, T]`; zero outside `loss_mask`."""
     returns: Tensor | None = tensor("BT")

@@ -22,6 +22,7 @@ ORDER = (
     "actor_infer",
     "reference",
     "critic",
+    "process_reward",
     "teachers",
     "environments",
     "data",

@@ -1,4 +1,5 @@
-"""Forward passes without gradients over the samples of a step: log-probs, values, teacher outputs.
+"""Forward passes without gradients over the samples of a step: log-probs, values, implicit rewards,
+teacher outputs.
 
 Each function returns the batch with further fields, and leaves the given batch as it is.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roll.algorithms.implicit.rewards import implicit_rewards
 from roll.config.algorithm import Need
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
@@ -17,7 +19,8 @@ from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation
 from roll.runtime.runtime import Runtime
 from roll.workers.actor import ActorWorker
-from roll.workers.critic import CriticWorker
+from roll.workers.estimators.critic import CriticWorker
+from roll.workers.estimators.process_reward import ProcessRewardWorker
 from roll.workers.reference import ReferenceWorker
 
 
@@ -74,6 +77,22 @@ def add_values(
     with colocation.use(Role.CRITIC):
         scored = critic.call(CriticWorker.values, batch.inputs())
     return replace(batch, values=scored.aligned(batch))
+
+
+def add_implicit_rewards(
+    batch: RolloutBatch,
+    process_reward: Cluster[ProcessRewardWorker],
+    colocation: Colocation,
+    *,
+    beta: float,
+) -> RolloutBatch:
+    """Add `implicit_rewards`: beta * (log-prob under `process_reward` - `ref_logprobs`) of each
+    token; ValueError without `ref_logprobs`."""
+    ref_BT = batch.require("ref_logprobs", made_by="add_logprobs")
+    with colocation.use(Role.PROCESS_REWARD):
+        scored = process_reward.call(ProcessRewardWorker.logprobs, batch.inputs())
+    rewards_BT = implicit_rewards(scored.aligned(batch), ref_BT, batch.loss_mask, beta=beta)
+    return replace(batch, implicit_rewards=rewards_BT)
 
 
 def add_teacher_outputs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> RolloutBatch:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from roll.algorithms.build import build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
+from roll.algorithms.implicit.rewards import implicit_metrics
 from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.build import build_shaping
@@ -29,6 +30,7 @@ from roll.distributed.cluster import Cluster
 from roll.output_dir.checkpoints import RunState, load_sampler
 from roll.pipeline.base import Pipeline
 from roll.pipeline.batch_scoring import (
+    add_implicit_rewards,
     add_logprobs,
     add_sample_logprobs,
     add_teacher_outputs,
@@ -43,7 +45,8 @@ from roll.runtime.run_data import RunData, load_data
 from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
 from roll.workers.actor import ActorWorker
-from roll.workers.critic import CriticWorker
+from roll.workers.estimators.critic import CriticWorker
+from roll.workers.estimators.process_reward import ProcessRewardWorker
 
 
 class RlvrPipeline(Pipeline[RlvrBase]):
@@ -153,8 +156,9 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         """Do the part of a step between `collect` and the push of weights, for algorithms that
         compute with single tokens; return its metrics.
 
-        All tokens come to the driver. The reference, the teachers and the critic, as far as there
-        are any, score the batch; advantages and corrections are computed; critic and policy train.
+        All tokens come to the driver. The reference, the teachers, the critic and the process
+        reward, as far as there are any, score the batch, and the process reward trains; advantages
+        and corrections are computed; critic and policy train.
         """
         config, runtime = self.config, self.runtime
         rows = with_rows_of_branches(table, self._rows_multiple())
@@ -166,6 +170,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         if runtime.critic is not None:
             with self.timers.timed("values"):
                 batch = add_values(batch, runtime.critic, runtime.colocation)
+        batch, learned = self.learn_implicit_rewards(batch)
         if table.branches is None:
             batch, metrics = self.shaping.add_advantages(batch, self.advantage)
         else:  # an estimator sees each episode as one row
@@ -173,11 +178,13 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             samples, metrics = self.shaping.add_advantages(joined.join(batch), self.advantage)
             batch = joined.part(samples, batch)
         batch = self.loss.choose(batch)
-        metrics = metrics | teacher_metrics(batch)
+        metrics = metrics | learned | teacher_metrics(batch)
         if config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
         # No update reads them.
-        batch = replace(batch, step_rewards=None, step_ends=None, squared_probs=None)
+        batch = replace(
+            batch, step_rewards=None, step_ends=None, squared_probs=None, implicit_rewards=None
+        )
         if config.algorithm.correction is not None:
             batch, corrected = correct(batch, config.algorithm.correction)
             metrics = metrics | corrected
@@ -248,17 +255,55 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         with self.runtime.colocation.use(Role.CRITIC):
             parts = [
                 critic.call(CriticWorker.train, update)
-                for update in updates(
-                    replace(batch, sample_weights=None, teacher_outputs=None),
-                    epochs=self.config.trained[Role.CRITIC].epochs,
-                    num_updates=self.config.updates_per_pass(Role.CRITIC),
-                    ranks=critic.dp_size,
-                    aggregation=Aggregation.TOKEN_MEAN,
-                )
+                for update in self._updates_beside(batch, Role.CRITIC, Aggregation.TOKEN_MEAN)
             ]
         metrics = Metrics.concat(parts)
         explained = explained_variance(metrics.values_by_name())
         return metrics.prefixed("critic") | {"critic/value/explained_variance": Last(explained)}
+
+    def learn_implicit_rewards(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """Train the process reward on the outcomes of the step and add its rewards of tokens, in
+        the order that `process_reward.score` says; without that role, do nothing."""
+        role, cluster = self.config.process_reward, self.runtime.process_reward
+        if role is None or cluster is None:
+            return batch, Metrics()
+        colocation = self.runtime.colocation
+
+        def scored() -> RolloutBatch:
+            with self.timers.timed("values"):
+                return add_implicit_rewards(batch, cluster, colocation, beta=role.beta)
+
+        if role.score == "before_update":
+            found, metrics = scored(), self.train_process_reward(batch)
+        else:
+            metrics, found = self.train_process_reward(batch), scored()
+        return found, metrics | implicit_metrics(found)
+
+    def train_process_reward(self, batch: RolloutBatch) -> Metrics:
+        """Do the optimizer steps of the process reward; return their metrics as
+        `process_reward/...`. Every response counts the same."""
+        cluster = self.learners()[Role.PROCESS_REWARD]
+        with self.timers.timed("train"), self.runtime.colocation.use(Role.PROCESS_REWARD):
+            parts = [
+                cluster.call(ProcessRewardWorker.train, update)
+                for update in self._updates_beside(
+                    batch, Role.PROCESS_REWARD, Aggregation.SEQUENCE_MEAN
+                )
+            ]
+        return Metrics.concat(parts).prefixed("process_reward")
+
+    def _updates_beside(
+        self, batch: RolloutBatch, role: Role, aggregation: Aggregation
+    ) -> Iterator[RolloutBatch]:
+        """Return an iterator over one batch for each optimizer step of a role that learns beside
+        the policy, in all of its passes over the samples."""
+        return updates(
+            replace(batch, sample_weights=None, teacher_outputs=None),
+            epochs=self.config.trained[role].epochs,
+            num_updates=self.config.updates_per_pass(role),
+            ranks=self.learners()[role].dp_size,
+            aggregation=aggregation,
+        )
 
     def sync_weights(self, version: int, *, verify: bool) -> None:
         """Push the trained weights to all engines of the policy, whose later tokens carry
@@ -293,8 +338,10 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         self.timers.take()
 
     def learners(self) -> dict[Role, Cluster[Any]]:
-        actor, critic = self.runtime.actor, self.runtime.critic
-        return {Role.ACTOR_TRAIN: actor} | ({Role.CRITIC: critic} if critic else {})
+        runtime = self.runtime
+        beside = {Role.CRITIC: runtime.critic, Role.PROCESS_REWARD: runtime.process_reward}
+        found = {role: cluster for role, cluster in beside.items() if cluster is not None}
+        return {Role.ACTOR_TRAIN: runtime.actor, **found}
 
     @contextmanager
     def exclusive_devices(self, role: Role) -> Iterator[None]:

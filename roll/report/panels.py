@@ -45,6 +45,15 @@ TIME = "Time"
 MACHINES = "Replicas, rewards, memory"
 REST = "All other metrics"
 
+_BESIDE = ("critic", "process_reward")
+"""Roles that learn beside the policy."""
+
+
+def _beside(name: str) -> tuple[str, ...]:
+    """Return the names that a metric of the policy's training has for the roles beside it."""
+    return tuple(f"{role}/{name}" for role in _BESIDE)
+
+
 _RATES = ("reward/*/error_rate", "reward/*/timeout_rate")
 
 STEP_PARTS = (
@@ -92,9 +101,9 @@ PANELS = (
     Panel(POLICY, "KL from the reference", ("kl/ref",), "should stay far below 1"),
     Panel(POLICY, "Clipped tokens", ("clip_fraction",), "above 0.3: steps too large"),
     Panel(POLICY, "KL of a step", ("approx_kl",)),
-    Panel(POLICY, "Gradient norm", ("grad_norm", "critic/grad_norm"), log=True),
-    Panel(POLICY, "Loss", ("loss/*", "critic/loss/*")),
-    Panel(POLICY, "Learning rate", ("lr", "critic/lr")),
+    Panel(POLICY, "Gradient norm", ("grad_norm", *_beside("grad_norm")), log=True),
+    Panel(POLICY, "Loss", ("loss/*", *_beside("loss/*"))),
+    Panel(POLICY, "Learning rate", ("lr", *_beside("lr"))),
     Panel(POLICY, "Skipped updates", ("skipped_steps",), "gradient 0 or not finite"),
     Panel(RESPONSES, "Tokens of a response", ("response_tokens/mean", "response_tokens/max")),
     Panel(RESPONSES, "Truncated responses", ("truncated_fraction", "tag/*/truncated_fraction")),

@@ -10,7 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
-from roll.config.sections.training import CriticRole, LearnerRole, ScoreRole, TeacherRole
+from roll.config.sections.training import (
+    CriticRole,
+    LearnerRole,
+    ProcessRewardRole,
+    ScoreRole,
+    TeacherRole,
+)
 from roll.core.errors import WaitTimeoutError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
@@ -30,7 +36,8 @@ from roll.runtime.side_engines.start import SideEngines, devices_of
 from roll.runtime.teachers import Teachers, other_tokens, start_teacher
 from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
-from roll.workers.critic import CriticWorker
+from roll.workers.estimators.critic import CriticWorker
+from roll.workers.estimators.process_reward import ProcessRewardWorker
 from roll.workers.infer import InferWorker
 from roll.workers.reference import ReferenceWorker
 
@@ -42,6 +49,7 @@ class Trainers:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
+    process_reward: Cluster[ProcessRewardWorker] | None
     teachers: Teachers
     colocation: Colocation
 
@@ -117,6 +125,7 @@ def start_trainers(
 ) -> Trainers:
     """Start the clusters that train or score; one after another where they share GPUs."""
     share, reference, critic = sharing.share, config.reference_role, config.critic
+    process_reward = config.process_reward
     actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
     return Trainers(
         actor=actor,
@@ -126,6 +135,11 @@ def start_trainers(
             else None
         ),
         critic=share(Role.CRITIC, _start_critic(config, critic, launcher)) if critic else None,
+        process_reward=(
+            share(Role.PROCESS_REWARD, _start_process_reward(config, process_reward, launcher))
+            if process_reward
+            else None
+        ),
         teachers=_start_teachers(config, launcher, tokenizer, sharing, actor),
         colocation=sharing.colocation,
     )
@@ -228,6 +242,20 @@ def _start_critic(config: RlvrBase, role: CriticRole, launcher: Launcher) -> Clu
         role,
         config.critic_model,
         config.total_updates(Role.CRITIC),
+    )
+
+
+def _start_process_reward(
+    config: RlvrBase, role: ProcessRewardRole, launcher: Launcher
+) -> Cluster[ProcessRewardWorker]:
+    """Start the cluster that learns rewards of tokens, at the temperature of sampling."""
+    return launcher.start(
+        ProcessRewardWorker,
+        _placed(Role.PROCESS_REWARD, role, config),
+        role,
+        config.process_reward_model,
+        config.sampling.temperature,
+        config.total_updates(Role.PROCESS_REWARD),
     )
 
 

@@ -21,7 +21,8 @@ from roll.runtime.run_data import RunData
 from roll.runtime.sample_keeper import SampleKeeper, start_keeper
 from roll.runtime.teachers import Teachers
 from roll.workers.actor import ActorWorker
-from roll.workers.critic import CriticWorker
+from roll.workers.estimators.critic import CriticWorker
+from roll.workers.estimators.process_reward import ProcessRewardWorker
 from roll.workers.reference import ReferenceWorker
 
 
@@ -32,6 +33,7 @@ class Runtime:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
+    process_reward: Cluster[ProcessRewardWorker] | None
     teachers: Teachers
     """All teachers; without any, it has no clusters."""
     colocation: Colocation
@@ -50,10 +52,12 @@ class Runtime:
     def memory_gb(self) -> float:
         """Return the resident memory of the largest worker with its child processes, in GiB.
 
-        Counts actor, reference, critic, teachers and the engines of the policy; not rewards,
-        judges, opponents and environments. If an engine ends during the call, no engine is counted.
+        Counts actor, reference, critic, process reward, teachers and the engines of the policy; not
+        rewards, judges, opponents and environments. If an engine ends during the call, no engine is
+        counted.
         """
-        clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
+        clusters: list[Cluster[Any] | None] = [self.actor, self.reference]
+        clusters.extend([self.critic, self.process_reward])
         clusters.extend(self.teachers.clusters.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
         return max(size for each in (*sizes, self.rollouts.memory_gb()) for size in each)
@@ -84,6 +88,7 @@ def start_runtime(
         actor=trainers.actor,
         reference=trainers.reference,
         critic=trainers.critic,
+        process_reward=trainers.process_reward,
         teachers=trainers.teachers,
         colocation=trainers.colocation,
         rollouts=rollouts,

@@ -52,7 +52,7 @@ def table(prompts: int = 3, per_prompt: int = 4, *, seed: int = 0) -> SampleTabl
 
 
 def batch(samples: SampleTable, *, seed: int = 1) -> RolloutBatch:
-    """Return the samples with tokens, and with columns as reference, critic and teacher leave
+    """Return the samples with tokens, and with columns as models beside the policy leave
     them."""
     found = dense(samples)
     g = torch.Generator().manual_seed(seed)
@@ -69,4 +69,5 @@ def batch(samples: SampleTable, *, seed: int = 1) -> RolloutBatch:
         ref_logprobs=old_BT + column(-0.3, 0.3),
         teacher_logprobs=old_BT + column(-0.5, 0.5),
         values=column(-1.0, 1.0),
+        implicit_rewards=column(-0.1, 0.1),
     )

@@ -270,25 +270,32 @@ def test_what_a_template_rewrites_is_trained_as_the_engine_saw_it(tmp_path: Path
         assert record["advantage/abs_mean"] > 0
 
 
-def test_a_row_for_each_turn_is_trained_with_a_critic_and_a_correction(tmp_path: Path) -> None:
-    critic = {"pool": "all", "optimizer": {"lr": 1e-3}}
+@pytest.mark.parametrize(
+    ("kind", "role"), [("gae", "critic"), ("prime", "process_reward")], ids=lambda value: value
+)
+def test_a_row_for_each_turn_is_trained_beside_a_second_model_and_with_a_correction(
+    tmp_path: Path, kind: str, role: str
+) -> None:
+    beside = {role: {"pool": "all", "optimizer": {"lr": 1e-3}}}
+    if kind == "prime":
+        beside["reference"] = {"pool": "all"}
     environment = {"cut_turn": "go_on", "rows": "turns", "credit": "turns"}
     path = task(
         tmp_path,
         environment=environment,
         algorithm={
-            "advantage": {"kind": "gae"},
+            "advantage": {"kind": kind},
             "loss": [{"kind": "ppo_clip"}],
             "correction": {"weight": {"upper": 2.0}},
         },
-        critic=critic,
         validation={},
+        **beside,
     )
     for record in run_local(path, ["max_steps=2"]):
         if "loss/total" in record:
             assert record["reward/words/rows"] == record["reward/words/turns"] == 3
             assert record["mismatch/logprob_abs_max"] < 1e-5
-            assert record["critic/loss/total"] > 0
+            assert record[f"{role}/loss/total"] > 0
 
 
 def test_rewards_of_turns_are_learned_from_with_one_advantage_per_sample(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 from tests.unit.config.test_presets import FOR_EPISODES
 
+BESIDE = {"vapo": ["critic.warmup_steps=1"], "prime": ["rollout.filters=[]"]}
+"""What a preset needs beside it, to fit two steps and a model that solves nothing."""
 PRESET_NAMES = sorted({path.stem for path in PRESETS.glob("*.yaml")} - FOR_EPISODES)
 
 
@@ -36,7 +38,7 @@ def without_reference(path: Path) -> Path:
 @pytest.mark.parametrize("preset", PRESET_NAMES)
 def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None:
     path = without_reference(task(tmp_path, {"preset": preset}))
-    overrides = ["critic.warmup_steps=1"] if preset == "vapo" else []
+    overrides = BESIDE.get(preset, [])
     records = run_local(path, overrides)
     of = {"online_dpo": "preference", "spin": "spin"}.get(preset, "policy")
     first = next(record for record in records if f"loss/{of}" in record)
@@ -117,6 +119,45 @@ def test_a_critic_learns_is_saved_and_comes_back_to_the_bit(tmp_path: Path) -> N
     )
     straight = assert_resumes_to_the_bit(path, tmp_path, 6)
     assert straight[-1]["critic/value/squared_error"] < straight[0]["critic/value/squared_error"]
+
+
+def prime(folder: Path, score: str, **changes: Any) -> Path:
+    """A run in which some responses succeed and others do not."""
+    role = {"pool": "all", "optimizer": {"lr": 3e-3}, "score": score, "threshold": 0.1, "beta": 1.0}
+    return task(
+        folder,
+        {"advantage": {"kind": "prime"}},
+        process_reward=role | {"samples_per_update": 8, "epochs": 2},
+        **changes,
+    )
+
+
+def test_implicit_rewards_are_learned_saved_and_come_back_to_the_bit(tmp_path: Path) -> None:
+    path = prime(tmp_path, "after_update", max_steps=2, checkpoint={"every": 1, "export_hf": False})
+    straight = assert_resumes_to_the_bit(path, tmp_path, 2)
+    for record in straight:  # over the updates of a step, of which the first of all has log 2
+        assert 0 < record["process_reward/success"] < 1
+        assert record["process_reward/loss/total"] < math.log(2)
+        assert record["process_reward/accuracy"] > 0.5
+        assert record["process_reward/token_abs_mean"] > 0
+    assert (tmp_path / "straight/checkpoints/step_000002/process_reward/meta.json").exists()
+
+
+def test_the_first_rewards_before_an_update_are_zero_and_the_advantages_those_of_rloo(
+    tmp_path: Path,
+) -> None:
+    """The model is still the reference then; one that has learned from the step is not."""
+    before, after = (
+        run_local(prime(tmp_path / score, score, max_steps=2))
+        for score in ("before_update", "after_update")
+    )
+    plain = run_local(task(tmp_path / "plain", {"advantage": {"kind": "rloo"}}, max_steps=2))
+    assert before[0]["process_reward/token_abs_mean"] == 0
+    for name in ("advantage/abs_mean", "loss/policy", "grad_norm"):
+        assert before[0][name] == pytest.approx(plain[0][name], rel=1e-5), name
+        assert after[0][name] != pytest.approx(plain[0][name], rel=1e-3), name
+    assert before[1]["process_reward/token_abs_mean"] > 0
+    assert before[0]["process_reward/loss/total"] == after[0]["process_reward/loss/total"]
 
 
 def test_running_moments_and_an_adaptive_coefficient_come_back_to_the_bit(tmp_path: Path) -> None:

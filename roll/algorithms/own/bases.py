@@ -39,7 +39,8 @@ class Advantage(OwnAdvantageConfig, ABC):
     """Advantage estimator that gives each token an advantage of its own.
 
     `needs` says what a run must have: `frozenset({Need.CRITIC})` for `batch.values`,
-    `frozenset({Need.REFERENCE})` for `batch.ref_logprobs`.
+    `frozenset({Need.REFERENCE})` for `batch.ref_logprobs`, and that with `Need.PROCESS_REWARD` for
+    `batch.implicit_rewards`.
     """
 
     @abstractmethod

@@ -157,6 +157,8 @@ def _scorers(config: RlvrBase) -> Iterator[str]:
         yield f"scored by {Role.ACTOR_TRAIN}"
     if config.critic is not None:
         yield f"scored by {Role.CRITIC}"
+    if config.process_reward is not None:
+        yield f"scored by {Role.PROCESS_REWARD}"
     if config.teachers:
         yield "scored by teachers"
 

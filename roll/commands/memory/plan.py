@@ -114,7 +114,7 @@ def _rows(config: RunConfig, name: str) -> tuple[int, int]:
     """Return how many rows a rank gets at once, and the tokens of the longest."""
     parts = config.num_parts(name)
     if isinstance(config, RlvrBase):
-        role = Role(name) if name in (Role.ACTOR_TRAIN, Role.CRITIC) else None
+        role = Role(name) if name in config.trained else None
         samples = config.samples_per_step if role is None else config.samples_per_update(role)
         return max(1, samples // parts), config.max_row_tokens
     assert isinstance(config, OfflineConfig)

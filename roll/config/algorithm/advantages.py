@@ -85,6 +85,27 @@ class RlooConfig(Choice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
 
 
+class PrimeConfig(Choice):
+    """Leave-one-out advantage of the sample + that of its tokens, from implicit process rewards
+    (PRIME, arXiv 2502.01456). The first is that of `rloo`. The second is the sum over tokens j >= t
+    of gamma ** (j - t) * (implicit reward of j - baseline), times `process_coef`, where the
+    baseline is the mean, over the other samples of the prompt, of the mean implicit reward of their
+    tokens.
+
+    For long responses, where the reward comes at the end only: a model that learns from the same
+    rewards says which tokens led there. The price is a second model to train, and a reference.
+    """
+
+    kind: Literal["prime"] = "prime"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.SIBLINGS, Need.PROCESS_REWARD, Need.REFERENCE}
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per trained token of the implicit rewards."""
+    process_coef: float = Field(default=1.0, gt=0)
+    """Factor of the part from implicit rewards."""
+
+
 class GpgConfig(Choice):
     """Advantage of group policy gradient: alpha * (reward - group mean), where alpha is the number
     of groups of the step divided by the number of those whose rewards differ (GPG, arXiv
@@ -296,6 +317,7 @@ AdvantageConfig = Annotated[
     GaeConfig
     | GrpoConfig
     | RlooConfig
+    | PrimeConfig
     | GpgConfig
     | OpoConfig
     | OtbConfig

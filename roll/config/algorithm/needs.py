@@ -15,6 +15,8 @@ class Need(StrEnum):
     """Two or more samples per prompt."""
     CRITIC = "critic"
     """A `critic` role."""
+    PROCESS_REWARD = "process_reward"
+    """A `process_reward` role."""
     REFERENCE = "reference"
     """A `reference` role."""
     OLD_LOGPROBS = "old_logprobs"

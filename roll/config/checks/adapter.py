@@ -8,6 +8,7 @@ from typing import get_args
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 from roll.config.sections.strategy import Fsdp2Config, LoraRank, MegatronConfig, VllmConfig
 
 
@@ -59,9 +60,9 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
             "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that are not "
             "trained are not pushed again; use 1 with model.lora and model.freeze"
         )
-    own = config.critic.model if config.critic is not None else None
-    if own is not None and own.serves_adapter:
-        yield "critic.model.lora.serve: no engine is pushed a critic; drop it"
+    for name, role in config.trained.items():
+        if name != Role.ACTOR_TRAIN and role.model is not None and role.model.serves_adapter:
+            yield f"{name}.model.lora.serve: no engine is pushed a {name}; drop it"
     if lora is not None and lora.serve == "adapter":
         yield from _adapter_engine_problems(lora.rank, engine)
     elif isinstance(engine, VllmConfig) and engine.max_lora_rank:

@@ -27,8 +27,8 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
 
 
 def _roles(config: RlvrBase) -> Iterator[str]:
-    """Yield the roles and samples that the algorithm needs but the config lacks, and a critic that
-    nothing needs."""
+    """Yield the roles and samples that the algorithm needs but the config lacks, and a role that
+    learns beside the policy and that nothing needs."""
     algorithm = config.algorithm
     needs = config.needs
     if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
@@ -52,6 +52,16 @@ def _roles(config: RlvrBase) -> Iterator[str]:
         yield (
             f"critic: nothing uses its values; algorithm.advantage.kind is "
             f"{algorithm.advantage.kind}, which has another baseline; drop the role or use gae"
+        )
+    if Need.PROCESS_REWARD in needs and config.process_reward is None:
+        yield (
+            f"process_reward: {_who(needs, Need.PROCESS_REWARD)} needs a `process_reward` role; "
+            f"add `process_reward: {{pool: {usual_pool(config)}}}`"
+        )
+    if config.process_reward is not None and Need.PROCESS_REWARD not in needs:
+        yield (
+            f"process_reward: nothing uses its rewards; algorithm.advantage.kind is "
+            f"{algorithm.advantage.kind}, which has none for tokens; drop the role or use prime"
         )
     if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
         yield (
@@ -148,6 +158,7 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     shapings = {} if compares else config.reward_shapings
     for key, there in (
         ("critic", config.critic is not None),
+        ("process_reward", config.process_reward is not None),
         *((key, bool(parts)) for key, parts in shapings.items()),
         *((f"domains.{tag}.advantage", bool(d.advantage)) for tag, d in config.domains.items()),
         ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),

@@ -17,6 +17,7 @@ def domain_problems(config: RlvrBase) -> Iterator[str]:
         yield from _weights(config, tag, domain)
         yield from _limit(config, tag, domain)
     yield from _critic(config)
+    yield from _process_reward(config)
 
 
 def _tag(config: RlvrBase, tag: str) -> Iterator[str]:
@@ -78,4 +79,18 @@ def _critic(config: RlvrBase) -> Iterator[str]:
                 f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the critic of gae "
                 "learns from all samples; use gae for every tag (its settings may differ) or for "
                 "none"
+            )
+
+
+def _process_reward(config: RlvrBase) -> Iterator[str]:
+    """Yield tags of which the estimator needs a `process_reward` role while that of the run does
+    not, or the other way round: the role learns from all samples."""
+    run = config.algorithm.advantage.kind
+    for tag, domain in config.domains.items():
+        own = domain.advantage.kind if domain.advantage else run
+        if (own == "prime") != (run == "prime"):
+            yield (
+                f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the process_reward "
+                "of prime learns from all samples; use prime for every tag (its settings may "
+                "differ) or for none"
             )

@@ -8,6 +8,7 @@ class Role(StrEnum):
     ACTOR_INFER = "actor_infer"
     REFERENCE = "reference"
     CRITIC = "critic"
+    PROCESS_REWARD = "process_reward"
     TEACHER = "teacher"
     REWARD = "reward"
     JUDGE = "judge"

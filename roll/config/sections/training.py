@@ -61,6 +61,24 @@ class CriticRole(TrainRole):
     """Number of steps at the start in which only the critic learns."""
 
 
+class ProcessRewardRole(TrainRole):
+    """Role that learns what single tokens contribute to success (implicit process rewards of PRIME,
+    arXiv 2502.01456). Its model is a language model; the reward of a token is beta * (its log-prob
+    minus that of the reference). The logistic function of their sum over a response is trained to
+    be the chance that the response is a success, by cross-entropy. Rows that are left out of the
+    policy's loss (`algorithm.masks`) are trained on too; of an episode in several rows, each is a
+    response."""
+
+    beta: float = Field(default=0.05, gt=0)
+    """Factor of the log-ratio of this model and the reference."""
+    threshold: float = 0.5
+    """Total reward, before any shaping, above which a response counts as a success."""
+    score: Literal["after_update", "before_update"] = "after_update"
+    """Model that gives the rewards of a step: the one that has learned from the samples of this
+    step already (`after_update`), or the one that learned from those of the steps before
+    (`before_update`)."""
+
+
 class ScoreRole(WorkersConfig):
     """Role that only computes log-probs."""
 

@@ -46,6 +46,7 @@ from roll.config.algorithm import (
     OpoConfig,
     OtbConfig,
     PassKConfig,
+    PrimeConfig,
     ReinforceConfig,
     ReinforcePpConfig,
     RemaxConfig,
@@ -86,6 +87,7 @@ def full_batch(seed: int, *, rows: int = 7, width: int = 9, paid: bool = True) -
         squared_probs=tokens(float("inf")),
         teacher_logprobs=tokens(float("inf")),
         values=tokens(),
+        implicit_rewards=tokens(),
         turns=[
             (Turn(0, 3, row / 4, "a"), Turn(4, width, -0.5, "b" if row % 2 else ""))
             for row in range(rows)
@@ -98,6 +100,7 @@ CONFIGS: list[AdvantageConfig] = [
     GrpoConfig(),
     GrpoConfig(baseline="leave_one_out", std="batch"),
     RlooConfig(),
+    PrimeConfig(gamma=0.9, process_coef=0.5),
     GpgConfig(),
     OpoConfig(),
     OtbConfig(),
@@ -147,6 +150,7 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
             "squared_probs",
             "teacher_logprobs",
             "values",
+            "implicit_rewards",
         )
     }
     if batch.token_rewards is not None:

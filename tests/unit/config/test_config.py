@@ -282,6 +282,15 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("algorithm.advantage={kind: gae}", ["a `critic` role; add `critic: {pool: all}`"]),
         ("critic={pool: all}", ["nothing uses its values"]),
         (
+            "algorithm.advantage={kind: prime}",
+            ["a `process_reward` role; add `process_reward: {pool: all}`"],
+        ),
+        ("process_reward={pool: all}", ["nothing uses its rewards"]),
+        (
+            "process_reward={pool: all}|algorithm.advantage={kind: prime}|reference=null",
+            ["reference: prime needs a `reference` role"],
+        ),
+        (
             "critic={pool: all, warmup_steps: 10}|algorithm.advantage={kind: gae}",
             ["critic.warmup_steps: 10 leaves the policy none of the 10 steps"],
         ),

@@ -252,6 +252,7 @@ KNOWN = ["domains={sort: {rewards: {sort: 2.0}}}"]
         ("domains.sort.sampling.temprature=1", "unknown key; did you mean 'temperature'?"),
         ("domains.sort.advantage.kind=grp", "domains.sort.advantage.kind = 'grp': unknown"),
         ("domains.sort.filters=[{kind: equal}]", "domains.sort.filters.0.kind = 'equal': unknown"),
+        ("domains.sort.advantage.kind=prime", "the process_reward of prime learns from all"),
         ("domains.sort.advantage.kind=gae", "gae beside grpo of the run: the critic of gae"),
         ("domains.sort.advantage={kind: pass_k, k: 8}", "domains.sort.advantage.k: 8 of 8 samples"),
         ("domains.sort.sampling.temperature=0", "domains.sort.sampling.temperature = 0"),

@@ -78,9 +78,11 @@ def check(config: RlvrBase, preset: str) -> None:
     expected = AlgorithmConfig.model_validate(_tuples(parts(preset)["algorithm"]), strict=False)
     for key in parts(preset)["algorithm"]:
         assert getattr(config.algorithm, key) == getattr(expected, key), key
-    if "filters" in parts(preset).get("rollout", {}):
-        assert [each.kind for each in config.rollout.filters] == ["equal_rewards"]
-    for role in ("reference", "critic"):
+    filters = parts(preset).get("rollout", {}).get("filters", ())
+    if filters:
+        found = [each.model_dump() for each in config.rollout.filters]
+        assert found == list(filters)
+    for role in ("reference", "critic", "process_reward"):
         assert getattr(config, role) is not None or role not in parts(preset)
 
 
