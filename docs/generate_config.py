@@ -266,9 +266,11 @@ def _children(annotation: Any, marks: str = "") -> Iterator[tuple[type[BaseModel
 
 
 def _kind(model: type[BaseModel]) -> str:
-    """Return the `kind` that chooses a class; empty if it is no choice."""
+    """Return the `kind` that chooses a class; empty if it chooses none, or is a key like others."""
     info = model.model_fields.get("kind")
-    return str(info.default) if info is not None and not info.is_required() else ""
+    if info is None or info.is_required() or len(get_args(info.annotation)) > 1:
+        return ""
+    return str(info.default)
 
 
 def _example(model: type[BaseModel], name: str) -> str:

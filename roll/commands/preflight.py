@@ -30,6 +30,7 @@ from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub, require_hub, similar_folder
 from roll.data.sources import check_source
 from roll.distributed.device_layout import address_to_join, plan_layout
+from roll.distributed.profilers import find_nsys
 from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
 from roll.envs.tools.passages import read_passages
@@ -70,6 +71,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
         *((check, True) for check in _check_optimizers(config)),
+        *((check, True) for check in _check_profiler(config)),
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(_check_without_gpu, config, environ), True),
@@ -242,6 +244,12 @@ def _check_optimizers(config: RunConfig) -> Iterator[Callable[[], object]]:
     """Yield a check for the package that an optimizer needs beside PyTorch."""
     if any(isinstance(role.optimizer, AdamW8bitConfig) for role in config.trained.values()):
         yield partial(check_engine, "adamw_8bit", EIGHT_BIT)
+
+
+def _check_profiler(config: RunConfig) -> Iterator[Callable[[], object]]:
+    """Yield a check for the program that `profile` needs."""
+    if config.profile is not None and config.profile.kind == "nsys":
+        yield find_nsys
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

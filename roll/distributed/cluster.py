@@ -50,6 +50,9 @@ class Placement:
     `WorkerLostError`, and `Cluster.restart` starts a new worker in its place."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of these workers alone."""
+    under: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Command before that of the interpreter, by rank: a program that starts the worker and records
+    what it does."""
 
     @property
     def name(self) -> str:

@@ -60,10 +60,14 @@ class LocalLauncher:
         constructors have no time limit.
 
         Raises:
-            ValueError: the placement sets environment variables, which all workers would get.
+            ValueError: the placement sets environment variables, which all workers would get, or
+                has them started by another program.
         """
-        if placement.env:
-            raise ValueError(f"{placement.name}: workers of one process cannot have their own env")
+        if placement.env or placement.under:
+            raise ValueError(
+                f"{placement.name}: workers of one process cannot have their own env, or another "
+                "program that starts them"
+            )
         # Even a single worker may create a process group, which needs an address.
         rendezvous = f"127.0.0.1:{free_port()}"
         world_size = placement.workers or self._world_size

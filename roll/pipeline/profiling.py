@@ -7,25 +7,33 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate
 
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import ConfigError, RollError
 from roll.core.timing import Span, Timers
 from roll.distributed.cluster import Cluster, Launcher, P, Placement, W
+from roll.distributed.profilers import nsys_command
 from roll.distributed.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 DRIVER = "driver"
+_WITHOUT_GPUS = {
+    "memory": "profile.kind: memory records GPU memory, and there are no GPUs here",
+    "nsys": "profile.kind: nsys records what GPUs do, and there are no GPUs here",
+}
+"""Messages about kinds that need GPUs."""
 
 
 class StepProfiler:
     """Launcher that knows all clusters of a run, and records the steps that `profile` names.
 
     Each recorded step gets a folder with `timeline.json.gz`: a Chrome trace of the phases of the
-    driver and of the calls of all workers, for https://ui.perfetto.dev. What PyTorch records in a
+    driver and of the calls of all workers, for https://ui.perfetto.dev. What is recorded inside a
     worker lies beside it, under the worker's name. Times are those of each machine's clock.
 
     Args:
@@ -39,8 +47,10 @@ class StepProfiler:
         self._launcher = launcher
         self._folder = folder
         self._clusters: list[Cluster[Any]] = []
-        if self._profile is not None and self._profile.kind == "memory" and platform != "cuda":
-            raise ConfigError("profile.kind: memory records GPU memory, and there are no GPUs here")
+        if config.profile is not None and platform != "cuda":
+            said = _WITHOUT_GPUS.get(config.profile.kind)
+            if said is not None:
+                raise ConfigError(said)
 
     def start(
         self,
@@ -51,6 +61,7 @@ class StepProfiler:
         **kwargs: P.kwargs,
     ) -> Cluster[W]:
         """Start a cluster; see `Launcher.start`."""
+        placement = self._under_nsys(placement)
         cluster: Cluster[W] = self._launcher.start(worker_cls, placement, *args, **kwargs)
         self._clusters.append(cluster)
         return cluster
@@ -76,12 +87,24 @@ class StepProfiler:
             json.dump(chrome_trace(spans), file)
         logger.info("step %d is recorded in %s", step, folder)
 
+    def _under_nsys(self, placement: Placement) -> Placement:
+        """Return a placement whose workers are started under Nsight Systems where it is to record
+        them; ConfigError: it is not installed."""
+        profile = self._profile
+        if profile is None or profile.kind != "nsys":
+            return placement
+        if _key(placement.role, placement.label) not in profile.roles:
+            return placement
+        self._folder.mkdir(parents=True, exist_ok=True)
+        names = {rank: f"{placement.name}[{rank}]" for rank in profile.ranks}
+        under = {rank: nsys_command(self._folder, name) for rank, name in names.items()}
+        return replace(placement, under=under)
+
     def _kind(self, cluster: Cluster[Any], rank: int) -> str | None:
-        """Return what PyTorch records in a worker; None: nothing."""
+        """Return what is recorded inside a worker; None: nothing."""
         assert self._profile is not None
-        key = f"{cluster.role}s.{cluster.label}" if cluster.label else cluster.role
-        wanted = key in self._profile.roles and rank in self._profile.ranks
-        return self._profile.kind if wanted else None
+        wanted = _key(cluster.role, cluster.label) in self._profile.roles
+        return self._profile.kind if wanted and rank in self._profile.ranks else None
 
     def _each(self, call: Callable[[Cluster[Any], int], tuple[Any, Any]]) -> dict[str, Any]:
         """Call a method with an argument on every worker that lives; return name of the worker ->
@@ -100,6 +123,11 @@ class StepProfiler:
             except RollError as error:
                 logger.warning("%s is not recorded: %s", name, error)
         return found
+
+
+def _key(role: Role, label: str) -> str:
+    """Return the key under which `profile.roles` names a role."""
+    return f"{role}s.{label}" if label else role
 
 
 def chrome_trace(spans: Mapping[str, Sequence[Span]]) -> dict[str, Any]:

@@ -171,21 +171,23 @@ class CheckpointConfig(Config):
         return prefers_high(self.best_metric or "", self.higher_is_better)
 
 
-ProfileKind = Literal["torch", "memory"]
+ProfileKind = Literal["torch", "memory", "nsys"]
 
 
 class ProfileConfig(Config):
-    """Recording of single steps: which worker does what when, and what PyTorch does in some."""
+    """Recording of single steps: which worker does what when, and what happens inside some."""
 
     steps: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Steps to record. Each costs time and gets a folder `profile/step_<step>` in output_dir."""
     roles: tuple[str, ...] = ("actor_train",)
-    """Roles whose calls PyTorch records from inside; roles that train or score, by their keys."""
+    """Roles whose calls are recorded from inside; roles that train or score, by their keys."""
     ranks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """Ranks of these roles that are recorded."""
     kind: ProfileKind = "torch"
-    """What PyTorch records. `torch`: operators and kernels, as a Chrome trace. `memory`: every
-    allocation of GPU memory, as a snapshot for https://pytorch.org/memory_viz."""
+    """What is recorded. `torch`: operators and kernels, by PyTorch, as a Chrome trace. `memory`:
+    every allocation of GPU memory, by PyTorch, as a snapshot for https://pytorch.org/memory_viz.
+    `nsys`: CUDA calls, kernels, copies and communication, by NVIDIA Nsight Systems, which starts
+    these workers and must be installed on every node, at one path."""
 
 
 SERVICES = ("wandb", "mlflow", "swanlab", "trackio", "clearml")

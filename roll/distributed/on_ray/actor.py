@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,9 +136,7 @@ class RayActor:
             single_host=settings.single_node,
             own=place.env,
         )
-        # Libraries of a fork have read their variables in the server.
-        server = None if place.env else settings.fork_server
-        python = _python(server, recipe.worker_cls, env)
+        python = _python(recipe, rank, settings.fork_server, env)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,
@@ -252,12 +252,18 @@ def _where(device: JobDevice) -> PlacementGroupSchedulingStrategy | NodeAffinity
     return PlacementGroupSchedulingStrategy(device.group, device.bundle)
 
 
-def _python(server: ForkServer | None, worker_cls: type, env: dict[str, str]) -> dict[str, str]:
-    """Return the option of a runtime environment that has the server fork the worker; empty without
-    a server. A worker that starts an engine gets a variable in `env` for forks of its own."""
-    if server is None:
+def _python(
+    recipe: WorkerRecipe, rank: int, server: ForkServer | None, env: dict[str, str]
+) -> dict[str, str]:
+    """Return the option of a runtime environment that has another program start the worker, or the
+    server fork it; empty without either. A worker that starts an engine gets a variable in `env`
+    for forks of its own."""
+    place = recipe.placement
+    if rank in place.under:
+        return {"py_executable": shlex.join([*place.under[rank], sys.executable])}
+    if server is None or place.env:  # libraries of a fork have read their variables in the server
         return {}
-    if getattr(worker_cls, "starts_processes", False) and server.engine_python:
+    if getattr(recipe.worker_cls, "starts_processes", False) and server.engine_python:
         env[FORKS_CHILDREN] = "1"
         return {"py_executable": server.engine_python}
     return {"py_executable": server.python}
