@@ -102,6 +102,10 @@ DENSE = (
     megatron("pp2 recompute", 2, pp=2, recompute="full"),
     megatron("tp2 pp2", 4, tp=2, pp=2),
     megatron("tp2 dp2", 4, tp=2),
+    megatron("cp2", 2, cp=2),
+    megatron("cp2 dp2 distributed", 4, cp=2, distributed_optimizer=True),
+    megatron("tp2 cp2 sequence parallel", 4, tp=2, cp=2, sequence_parallel=True),
+    megatron("pp2 cp2", 4, pp=2, cp=2),
 )
 SPARSE = (
     *HUGGING_FACE,
@@ -113,6 +117,7 @@ SPARSE = (
     megatron("pp2", 2, pp=2),
     megatron("ep2", 2, ep=2),
     megatron("ep2 pp2", 4, ep=2, pp=2),
+    megatron("ep2 cp2", 2, ep=2, cp=2),
 )
 LAYOUTS = {"dense": DENSE, "tied": DENSE, "moe": SPARSE}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from roll.commands.import_paths import Call, check_import_path
 from roll.commands.memory.plan import check_fit, devices_of
@@ -25,7 +26,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamW8bitConfig
 from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
-from roll.config.sections.strategy import SglangConfig, VllmConfig
+from roll.config.sections.strategy import MegatronConfig, SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub, require_hub, similar_folder
 from roll.data.sources import check_source
@@ -67,6 +68,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
+        *((check, False) for check in _check_shared_rows(config)),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
@@ -151,6 +153,34 @@ def _check_frozen(model: ModelConfig) -> None:
     stored = stored_elements(model)
     if stored:
         frozen_names(stored, model.freeze)
+
+
+def _check_shared_rows(config: RunConfig) -> Iterator[Callable[[], object]]:
+    """Yield a check of each role with context parallel ranks, which raises ConfigError if they
+    cannot share the rows of its model. A model that is not on this machine is not looked at."""
+    for name, role in config.computing.items():
+        if isinstance(role.strategy, MegatronConfig) and role.strategy.cp > 1:
+            yield partial(_check_cp, name, role.strategy, role.model or config.train_model)
+
+
+def _check_cp(name: str, strategy: MegatronConfig, model: ModelConfig) -> None:
+    """Raise ConfigError if the ranks of a role cannot share the rows of its model.
+
+    Args:
+        name: key of the role.
+    """
+    try:
+        from mcore_adapter.errors import McoreAdapterError
+        from mcore_adapter.models.shared_rows import why_not_shared
+    except ImportError:
+        return  # `check_engine` tells it
+    found = _read_config(Path(model.path).expanduser() / "config.json")
+    try:
+        why = None if found is None else why_not_shared(found, strategy.cp, strategy.tp)
+    except McoreAdapterError as error:
+        why = str(error)
+    if why:
+        raise ConfigError(f"{name}.strategy: {why}")
 
 
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:
@@ -280,15 +310,27 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         return
     if not config.generates:
         return
-    file = Path(config.train_model.path).expanduser() / "config.json"
-    elsewhere = address_to_join(config.cluster, environ) is not None
-    if elsewhere or not file.is_file() or this_machine().gpus:
+    if address_to_join(config.cluster, environ) is not None or this_machine().gpus:
         return
+    model = _read_config(Path(config.train_model.path).expanduser() / "config.json")
+    if model is None:
+        return
+    dtype = config.actor_infer.dtype or config.train_model.dtype
+    check_model(config.actor_infer.strategy, model, dtype)
+
+
+def _read_config(file: Path) -> dict[str, Any] | None:
+    """Return the config of a model; None: it is not on this machine.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    if not file.is_file():
+        return None
     try:
         model = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
     if not isinstance(model, dict):
         raise ConfigError(f"{file}: expected a JSON object, found {type(model).__name__}")
-    dtype = config.actor_infer.dtype or config.train_model.dtype
-    check_model(config.actor_infer.strategy, model, dtype)
+    return model

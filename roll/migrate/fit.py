@@ -13,8 +13,8 @@ def ranks_of(job: Job, role: str) -> int:
     """Return the number of data-parallel ranks of a role of the draft."""
     strategy = job.draft.get(f"{role}.strategy", {})
     kind = strategy.get("kind")
-    sharers: int = strategy.get("tp", 1)
-    sharers *= strategy.get("pp", 1) if kind == "megatron" else strategy.get("ulysses", 1)
+    further = ("cp", "pp") if kind == "megatron" else ("ulysses",)
+    sharers: int = math.prod(strategy.get(key, 1) for key in ("tp", *further))
     pool = job.draft.get(f"pools.{job.draft.get(f'{role}.pool')}")
     devices = len(parse_devices(str(pool))) if pool is not None else 1
     return max(1, devices // sharers)

@@ -16,6 +16,7 @@ Change = Callable[[Any], Any]
 MEGATRON_SIZES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
     "expert_model_parallel_size": "ep",
     "expert_tensor_parallel_size": "etp",
 }

@@ -114,6 +114,7 @@ TRAIN_BACKENDS = [
     TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
     TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
     TrainBackend("megatron-pp2", MegatronConfig, (), {"pp": 2}),
+    TrainBackend("megatron-cp2", MegatronConfig, ("distributed_optimizer",), {"cp": 2}),
     TrainBackend("megatron-ep2", MegatronConfig, ("distributed_optimizer",), {"ep": 2}, True),
 ]
 
@@ -161,6 +162,7 @@ SCORE_BACKENDS = {
     "deepspeed": ScoreBackend(DeepspeedConfig),
     "deepspeed-zero3": ScoreBackend(DeepspeedConfig, ZERO_3),
     "megatron": ScoreBackend(MegatronConfig),
+    "megatron-cp2": ScoreBackend(MegatronConfig, {"cp": 2}),
     "hf-experts": ScoreBackend(HfScoreConfig, experts=True),
     "megatron-ep2": ScoreBackend(MegatronConfig, {"ep": 2}, experts=True),
 }

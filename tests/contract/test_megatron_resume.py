@@ -31,6 +31,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one rank": (1, {}),
     "dp 2": (2, {}),
     "dp 2 distributed": (2, {"distributed_optimizer": True}),
+    "tp 2 and cp 2": (4, {"tp": 2, "cp": 2, "distributed_optimizer": True}),
 }
 MODELS: dict[str, Literal["float32", "bfloat16"]] = {"tied": "float32", "untied": "bfloat16"}
 """And the dtype that they compute in."""

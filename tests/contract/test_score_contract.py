@@ -20,7 +20,7 @@ from tests.contract.ranks import run_ranks
 from tests.tiny import rollout_batch, save_tiny_model
 
 TEMPERATURE = 0.7
-SHARED_ROWS = ("fsdp2-ulysses2", "fsdp2-tp2")
+SHARED_ROWS = ("fsdp2-ulysses2", "fsdp2-tp2", "megatron-cp2")
 """Backends whose ranks get the same rows."""
 
 

@@ -16,6 +16,7 @@ from mcore_adapter.load import HfTensors, load, read_config, table_in
 from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.model import build_model, init_parallel
+from mcore_adapter.parallel.context import cut, joined, positions_here
 from mcore_adapter.parallel.schedule import run_schedule
 from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
@@ -53,8 +54,10 @@ class Difference:
     """Whether the model gives back the checkpoint, byte for byte."""
 
 
-def compare(case: Case) -> Difference:
-    return compare_passes(case, list(rows().split(1)), forward, lambda tokens_BT: tokens_BT)
+def compare(case: Case, length: int = 12) -> Difference:
+    return compare_passes(
+        case, list(rows(length=length).split(1)), forward, lambda tokens_BT: tokens_BT
+    )
 
 
 def compare_passes(
@@ -69,7 +72,7 @@ def compare_passes(
 
     config = read_config(case.folder)
     table = table_in(case.folder)
-    init_parallel(case.sizes)
+    init_parallel(case.sizes, cp=case.options.context_parallel)
     bare = build_model(config, case.sizes, case.options)
     load(case.folder, bare, table, case.sizes)
     chunks = data_parallel(bare)
@@ -100,18 +103,26 @@ def compare_passes(
 
 
 def forward(chunk: nn.Module, tokens_BT: Tensor) -> Tensor:
+    from megatron.core import parallel_state
+
     positions = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
-    output: Tensor = chunk(tokens_BT, positions, None)
+    sharers = parallel_state.get_context_parallel_group()
+    output: Tensor = chunk(cut(tokens_BT, sharers), cut(positions, sharers), None)
     return output
 
 
 def mean_loss(
     logits_BTV: Tensor, tokens_BT: Tensor, count: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Mean over tokens, as a part of `count` micro-batches; logits are gathered over tp."""
+    """Mean over tokens, as a part of `count` micro-batches; logits are gathered over tp and cp."""
+    from megatron.core import parallel_state
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
     whole = gather_from_tensor_model_parallel_region(logits_BTV)
+    sharers = parallel_state.get_context_parallel_group()
+    if sharers.size() > 1:
+        mine_M = positions_here(whole.shape[1], sharers, whole.device)
+        whole = joined(mine_M, whole[0], tokens_BT.shape[1], sharers)[None]
     used = whole[..., :VOCAB]
     loss = torch.nn.functional.cross_entropy(used.flatten(0, 1), targets(tokens_BT).flatten())
     return loss / count, (used.detach(), loss.detach())

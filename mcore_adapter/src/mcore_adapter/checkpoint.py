@@ -183,10 +183,11 @@ def _is_trained(tensor: Tensor) -> bool:
 
 
 def _copy_of(task: Task) -> int:
-    """Return this rank's number among the data parallel ranks that hold copies of a tensor."""
+    """Return this rank's number among the data and context parallel ranks that hold copies of a
+    tensor."""
     if task.expert is not None:
         return int(parallel_state.get_expert_data_parallel_rank())
-    return int(parallel_state.get_data_parallel_rank())
+    return int(parallel_state.get_data_parallel_rank(with_context_parallel=True))
 
 
 def _announce(

@@ -164,16 +164,17 @@ def _cpu_cuda() -> types.ModuleType:
 
 
 def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function that creates tensors so that `device="cuda"` means the CPU, not pinned.
+    """Wrap a function that creates tensors so that `device="cuda"` means the CPU, and no memory is
+    pinned.
 
     Megatron-Core's pipeline schedules, gradient clipping, optimizer and tracker of auxiliary losses
-    name that device literally.
+    name that device literally; rotary angles of context parallel ranks are cut by pinned numbers.
     """
 
     def made(*args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("pin_memory", None)
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
-            kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
     return made

@@ -76,8 +76,8 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
             return Needs(weights=whole, activations=working, buffers=logits)
         case MegatronConfig():
             own = b * _megatron_elements(sizes, strategy)
-            shared = logits // strategy.tp
-            return Needs(weights=own, activations=working // strategy.tp, buffers=shared)
+            sharers = strategy.tp * strategy.cp
+            return Needs(weights=own, activations=working // sharers, buffers=logits // sharers)
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
@@ -239,9 +239,8 @@ def _megatron(
     learning = own * trained // sizes.total
     optimized = _megatron_optimized(sizes, strategy, passes.ranks) * trained // sizes.total
     in_flight = min(strategy.pp, 2) if strategy.pp > 1 else 1  # about, of the first stage
-    kept = activations(
-        sizes, passes.tokens // strategy.tp, b, recomputed=strategy.recompute == "full"
-    )
+    sharers = strategy.tp * strategy.cp
+    kept = activations(sizes, passes.tokens // sharers, b, recomputed=strategy.recompute == "full")
     return Needs(
         weights=b * own + (FULL * optimized if b < FULL else 0),
         gradients=FULL * learning,

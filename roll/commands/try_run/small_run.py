@@ -49,6 +49,7 @@ LARGEST: Mapping[str, int] = {
     "seeds": ROWS,
     "workers": 1,
     # parallel layouts: one rank of each role
+    "cp": 1,
     "ep": 1,
     "etp": 1,
     "pp": 1,

@@ -124,7 +124,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             config,
             name,
             [
-                (strategy.tp * strategy.pp, "tp * pp"),
+                (strategy.ranks_per_part, "tp * pp" if strategy.cp == 1 else "tp * cp * pp"),
                 (expert_tp * strategy.ep * strategy.pp, "etp * ep * pp"),
             ],
         )

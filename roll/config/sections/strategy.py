@@ -102,8 +102,10 @@ class MegatronConfig(Config):
     vpp: int = Field(default=1, ge=1)
     """Number of chunks of layers on each stage, which take turns: stages idle less and exchange
     more."""
-    cp: Literal[1] = 1
-    """Context parallel size; only 1 is supported."""
+    cp: int = Field(default=1, ge=1)
+    """Number of ranks that share the tokens of each row (context parallelism): each has two pieces
+    of it, and in attention they exchange tokens for heads. For rows that are too long for one rank;
+    for models without linear or sparse attention and without pictures."""
     ep: int = Field(default=1, ge=1)
     """Number of ranks that share the experts of a layer (expert parallelism)."""
     etp: int | None = Field(default=None, ge=1)
@@ -128,7 +130,7 @@ class MegatronConfig(Config):
     @property
     def ranks_per_part(self) -> int:
         """Number of devices that get the same part of a batch."""
-        return self.tp * self.pp
+        return self.tp * self.cp * self.pp
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -89,7 +89,8 @@ def _least_devices(job: Job, role: str) -> int:
     experts = size(f"{config}.expert_model_parallel_size") * size(
         f"{config}.expert_tensor_parallel_size"
     )
-    shared = math.lcm(size(f"{config}.tensor_model_parallel_size"), experts)
+    dense = size(f"{config}.tensor_model_parallel_size") * size(f"{config}.context_parallel_size")
+    shared = math.lcm(dense, experts)
     staged = shared * size(f"{config}.pipeline_model_parallel_size")
     engine = size(f"{config}.tensor_parallel_size") * size(f"{config}.pipeline_parallel_size")
     return staged * engine * size(f"{role}.model_args.ulysses_size")

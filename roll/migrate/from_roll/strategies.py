@@ -9,7 +9,6 @@ from roll.migrate.interpolation import Unresolved
 from roll.migrate.job import MEGATRON_SIZES, Job
 
 _BACKENDS = ("megatron", "deepspeed", "fsdp", "hf")
-CP = "Megatron-Core runs without context parallelism here; for long rows: fsdp2 with `ulysses`"
 _SIZES = {**MEGATRON_SIZES, "virtual_pipeline_model_parallel_size": "vpp"}
 
 
@@ -76,22 +75,19 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
     """Write the sizes of Megatron-Core, as far as they fit the devices."""
     config = f"{role}.strategy_args.strategy_config"
     sizes = {ours: job.keys.whole(f"{config}.{key}") for key, ours in _SIZES.items()}
-    tp, pp, ep = (sizes[each] or 1 for each in ("tp", "pp", "ep"))
+    tp, pp, cp, ep = (sizes[each] or 1 for each in ("tp", "pp", "cp", "ep"))
     if pp == 1 and (sizes["vpp"] or 1) > 1:
         job.why(f"{config}.virtual_pipeline_model_parallel_size", "needs several stages")
         sizes["vpp"] = None
-    if devices % (tp * pp):
-        job.ask(f"{out}: tp * pp = {tp * pp} does not divide {devices} devices; correct it")
+    if devices % (tp * cp * pp):
+        product = f"tp * cp * pp = {tp * cp * pp}"
+        job.ask(f"{out}: {product} does not divide {devices} devices; correct it")
     for key, ours in _SIZES.items():
         size = sizes[ours]
         if size is not None and size >= 1:
             job.put(f"{out}.{ours}", size, f"{config}.{key}")
     if ep > 1 and sizes["etp"] is None:
         job.put(f"{out}.etp", 1)
-    key = f"{config}.context_parallel_size"
-    job.why(key, CP)
-    if (job.keys.whole(key) or 1) > 1:
-        job.ask(f"{out}: {CP}; long rows need more memory now")
     key = f"{config}.sequence_parallel"
     if tp > 1:
         job.move(key, f"{out}.sequence_parallel", "flag")

@@ -179,9 +179,6 @@ def _put_strategy(job: Job, target: str, at: str, trains: bool, devices: int) ->
         job.put(f"{out}.kind", "megatron", f"{at}.strategy")
         for key, ours in MEGATRON_SIZES.items():
             job.count(f"{at}.megatron.{key}", f"{out}.{ours}")
-        job.why(f"{at}.megatron.context_parallel_size", "Megatron-Core runs without it here")
-        if (job.keys.whole(f"{at}.megatron.context_parallel_size") or 1) > 1:
-            job.ask(f"{out}: no context parallelism; long rows need more memory now")
         return
     if name == "megatron":
         job.ask("critic.strategy: fsdp2 in place of megatron, which has no value head here")

@@ -15,8 +15,8 @@ from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
 from roll.strategy.training.group import TIMEOUT_S
 
-_cut: ParallelSizes | None = None
-"""Sizes of the current groups; None if there are no groups."""
+_cut: tuple[ParallelSizes, int] | None = None
+"""Sizes of the current groups, and how many ranks share rows; None if there are no groups."""
 
 
 def sizes_of(config: MegatronConfig) -> ParallelSizes:
@@ -31,10 +31,13 @@ def sizes_of(config: MegatronConfig) -> ParallelSizes:
     )
 
 
-def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
+def join(sizes: ParallelSizes, cp: int, spec: WorkerSpec) -> bool:
     """Divide the ranks of the default process group into Megatron-Core's groups. Collective.
 
     If the process has groups of the same sizes already, they are shared.
+
+    Args:
+        cp: number of ranks that share the tokens of each row.
 
     Returns:
         True if this call created the groups; the caller must then call `leave` at the end.
@@ -45,9 +48,10 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
     """
     global _cut
     if _cut is not None:
-        if _cut != sizes:
+        if _cut != (sizes, cp):
             raise ConfigError(
-                f"this process has a Megatron model cut as {_cut} already, another as {sizes} "
+                f"this process has a Megatron model cut as {_cut[0]}, cp {_cut[1]}, already; "
+                f"another as {sizes}, cp {cp}, "
                 "cannot join it; close the first or give them the same sizes"
             )
         return False
@@ -59,10 +63,10 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
     from mcore_adapter.modeling.model import init_parallel
 
     try:
-        init_parallel(sizes, seed=spec.seed, timeout=timedelta(seconds=TIMEOUT_S))
+        init_parallel(sizes, cp=cp, seed=spec.seed, timeout=timedelta(seconds=TIMEOUT_S))
     except McoreAdapterError as error:
         raise ConfigError(f"kind: megatron: {error}") from error
-    _cut = sizes
+    _cut = sizes, cp
     return True
 
 
@@ -78,8 +82,8 @@ def leave() -> None:
 def rank_info() -> RankInfo:
     """Return this rank's place in the data parallel layout.
 
-    All tensor parallel ranks and pipeline stages of one copy of the model get the same rows. Their
-    leader is the first tensor parallel rank of the last stage.
+    All tensor and context parallel ranks and pipeline stages of one copy of the model get the same
+    rows. Their leader is the first tensor and context parallel rank of the last stage.
     """
     from megatron.core import parallel_state
 
@@ -89,6 +93,7 @@ def rank_info() -> RankInfo:
         dp_size=parallel_state.get_data_parallel_world_size(),
         is_dp_leader=(
             parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
             and parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         ),
     )
@@ -99,6 +104,14 @@ def tensor_parallel() -> dist.ProcessGroup:
     from megatron.core import parallel_state
 
     group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+    return group
+
+
+def context_parallel() -> dist.ProcessGroup:
+    """Return the group of the ranks that share the tokens of this rank's rows, in order."""
+    from megatron.core import parallel_state
+
+    group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
     return group
 
 

@@ -51,6 +51,8 @@ class MegatronModel:
     sizes: ParallelSizes
     manifest: Manifest
     """Manifest of the weights, each divided equally among all ranks."""
+    cp: int
+    """Number of ranks that share the tokens of each row."""
     vocab: int
     """Number of tokens in the vocabulary, without the padding of its parts."""
     sequence_parallel: bool
@@ -99,6 +101,7 @@ def load_model(
         sequence_parallel=config.sequence_parallel,
         recompute=config.recompute,
         aux_loss_coeff=config.aux_loss_coef,
+        context_parallel=config.cp,
     )
     try:
         found = read_config(folder, _replaced(model))
@@ -122,6 +125,7 @@ def load_model(
         table=table,
         sizes=sizes,
         manifest=_cut_evenly(metas),
+        cp=config.cp,
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
         sight=Sight(model) if "vision_config" in found else None,

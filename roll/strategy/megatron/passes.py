@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mcore_adapter.local_tensors import unwrapped
+from mcore_adapter.parallel.context import cut
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
 from roll.core.pictures import Pictures, patches_of_rows
+from roll.strategy.megatron import groups
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.megatron.pictures import Sight
 from roll.strategy.training import microbatch
@@ -113,8 +115,9 @@ def run(
     Args:
         micros: result of `micro_batches`; at least one.
         reduce: computes the loss and a result to keep, from the last stage's logits `[B, T, S]` of
-            a micro-batch; S is the part of the vocabulary on this tensor parallel rank. The losses
-            of all micro-batches are added.
+            a micro-batch; S is the part of the vocabulary on this tensor parallel rank. Ranks that
+            share rows have the logits of their own tokens, padding included. The losses of all
+            micro-batches are added.
 
     Returns:
         Each micro-batch that has rows, with its result. Empty on all stages but the last.
@@ -124,14 +127,15 @@ def run(
         if micro.batch is None:
             return logits_BTS[:0].float().sum(), None
         rows, width = micro.batch.tokens.shape
-        value, result = reduce(logits_BTS[:rows, :width], micro.batch)
+        mine_BTS = logits_BTS[:rows] if model.cp > 1 else logits_BTS[:rows, :width]
+        value, result = reduce(mine_BTS, micro.batch)
         return value, (micro, result)
 
     rows, width = micros[0].tokens_BT.shape
     kept = run_schedule(
         model.chunks,
         micros,
-        partial(_forward, model.sight),
+        partial(_forward, model.sight, groups.context_parallel()),
         loss,
         micro_batch_size=rows,  # used only if all micro-batches have one shape
         longest=width,
@@ -140,8 +144,11 @@ def run(
     return [each for each in kept if each is not None]
 
 
-def _forward(sight: Sight | None, chunk: nn.Module, micro: Micro[B]) -> Tensor:
-    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`.
+def _forward(
+    sight: Sight | None, sharers: dist.ProcessGroup, chunk: nn.Module, micro: Micro[B]
+) -> Tensor:
+    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`, of ranks that
+    share rows (`sharers`) those of their own tokens.
 
     Patches are fetched here, so that only the first stage holds any, and those of micro-batches in
     flight.
@@ -154,15 +161,19 @@ def _forward(sight: Sight | None, chunk: nn.Module, micro: Micro[B]) -> Tensor:
             further["pictures"] = sight.seen(tokens_BT, pictures)
     else:
         positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    if sharers.size() > 1:
+        tokens_BT, positions = cut(tokens_BT, sharers), cut(positions, sharers)
     output: Tensor = chunk(tokens_BT, positions, None, **further)
     return output
 
 
 def _shape(tokens_BT: Tensor, model: MegatronModel) -> tuple[int, int]:
-    """Return rows and tokens per row, padded for sequence parallelism.
+    """Return rows and tokens per row, padded for sequence and context parallelism.
 
-    With sequence parallelism the number of tokens is a multiple of the tensor parallel size,
-    because the ranks have equal parts of each row.
+    Then ranks have equal parts of each row: tensor parallel ranks one, context parallel ranks two.
     """
     rows, width = tokens_BT.shape
-    return rows, width + (-width % model.sizes.tp if model.sequence_parallel else 0)
+    parts = (model.sizes.tp if model.sequence_parallel else 1) * (
+        2 * model.cp if model.cp > 1 else 1
+    )
+    return rows, width + -width % parts

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.modeling.model import seed_dropout
+from mcore_adapter.parallel.context import joined, places_here
 from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
 from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
@@ -58,7 +59,7 @@ class MegatronStrategy:
         self._max_tokens = setup.max_tokens_per_microbatch
         self._seed = setup.spec.seed
         sizes = groups.sizes_of(config)
-        self._owns_cut = groups.join(sizes, setup.spec)
+        self._owns_cut = groups.join(sizes, config.cp, setup.spec)
         self._rank_info = groups.rank_info()
         self._model = load_model(config, sizes, setup.model, trainable=setup.optimizer is not None)
         self._update = (
@@ -202,26 +203,35 @@ class MegatronStrategy:
         """Compute the terms of the needed tokens of a micro-batch; zero at the others.
 
         Args:
-            logits_BTS: logits on the device, with this rank's part of the vocabulary.
+            logits_BTS: logits on the device, with this rank's part of the vocabulary, and of ranks
+                that share rows those of its tokens.
             micro: micro-batch on the CPU.
             needed_BT: bool mask of the needed tokens, on the CPU.
         """
         positions_N = logprobs.positions(needed_BT).to(self._device)
-        tokens_N = micro.tokens.to(self._device).flatten()[positions_N]
-        logits_NS, temperature = logits_BTS.flatten(0, 1)[positions_N - 1], self._head.temperature
+        mine_M, read_M = self._places(positions_N - 1, needed_BT.shape[1], logits_BTS.shape[1])
+        tokens_M = micro.tokens.to(self._device).flatten()[positions_N[mine_M]]
+        logits_MS, temperature = logits_BTS.flatten(0, 1)[read_M], self._head.temperature
         if micro.temperatures is not None:
             own_B = micro.temperatures.to(self._device)
-            own_N1 = own_B[positions_N // needed_BT.shape[1], None]
-            logits_NS, temperature = logits_NS.float() / own_N1, 1.0
+            own_M1 = own_B[positions_N[mine_M] // needed_BT.shape[1], None]
+            logits_MS, temperature = logits_MS.float() / own_M1, 1.0
         logprobs_N, entropy_N, squares_N = token_logprobs(
-            logits_NS,
-            tokens_N,
+            logits_MS,
+            tokens_M,
             vocab=self._model.vocab,
             temperature=temperature,
             chunk=self._head.chunk_tokens,
             group=groups.tensor_parallel(),
             squares=squares,
         )
+        if self._model.cp > 1:
+            sharers, size = groups.context_parallel(), len(positions_N)
+            logprobs_N, entropy_N = (
+                joined(mine_M, part_M, size, sharers) for part_M in (logprobs_N, entropy_N)
+            )
+            if squares_N is not None:
+                squares_N = joined(mine_M, squares_N, size, sharers)
         shape = micro.tokens.shape
         empty_BT = logprobs_N.new_zeros(shape)
         return PolicyTerms(
@@ -229,6 +239,23 @@ class MegatronStrategy:
             entropy_BT=empty_BT.put(positions_N, entropy_N) if entropy else None,
             squares_BT=None if squares_N is None else empty_BT.put(positions_N, squares_N),
         )
+
+    def _places(self, read_N: Tensor, width: int, own_width: int) -> tuple[Tensor, Tensor]:
+        """Find the logits of tokens among those of this rank.
+
+        Args:
+            read_N: flat indices, into rows of `width` tokens, of the logits to read.
+            own_width: number of this rank's tokens of each row.
+
+        Returns:
+            Indices, into `read_N`, of the logits that this rank has, all without context
+            parallelism; and their flat places.
+        """
+        if self._model.cp == 1:
+            return torch.arange(len(read_N), device=read_N.device), read_N
+        row_N, column_N = read_N // width, read_N % width
+        mine_M, place_M = places_here(column_N, own_width, groups.context_parallel())
+        return mine_M, row_N[mine_M] * own_width + place_M
 
 
 def _policy_head(head: object) -> PolicyHead:

@@ -260,7 +260,7 @@ def test_texts(tmp_path: Path) -> None:
     # 8 devices, tensor parallel 2 and context parallel 2: two data-parallel ranks there.
     assert config.data.rows_per_step == 1 * 8 * 2
     assert config.data.shuffle is False
-    assert any("context parallelism" in line for line in made.todo)
+    assert config.actor_train.strategy.model_dump()["cp"] == 2
     assert "query_key (line 9)" in made.text
 
 

@@ -258,7 +258,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "actor_train.strategy={kind: megatron, pp: 2, layers: [3]}",
             ["layers names 1 chunks, expected pp * vpp = 2"],
         ),
-        ("actor_train.strategy={kind: megatron, cp: 2}", ["actor_train.strategy.cp = 2"]),
+        (
+            "actor_train.strategy={kind: megatron, cp: 2, tp: 2}",
+            ["actor_train.strategy: tp * cp * pp = 4 does not divide the"],
+        ),
         (
             "actor_train.strategy={kind: megatron, sequence_parallel: true}",
             ["sequence_parallel needs tp above 1"],

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -22,7 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from mcore_adapter.errors import LayoutError
+from mcore_adapter.parallel.context import to_heads, to_tokens
 
 
 class CoreAttention(MegatronModule):
@@ -45,7 +46,7 @@ class CoreAttention(MegatronModule):
         k_channels: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         query_growth: tuple[float, int] | None = None,
-        **unused: object,  # Megatron also passes values for dropout and context parallelism
+        **unused: object,  # Megatron also passes values for dropout and its context parallelism
     ) -> None:
         """Make the attention of one layer; Megatron-Core passes the arguments.
 
@@ -53,18 +54,16 @@ class CoreAttention(MegatronModule):
             layer_number: number of the layer in the model, counted from 1.
             softmax_scale: factor of the scores; None: 1 / sqrt(width of a key).
             k_channels: width of a key; None: `config.kv_channels`.
-            pg_collection: process groups; needed for attention with sinks.
+            pg_collection: process groups; needed for attention with sinks and for shared rows.
             query_growth: factor and length, see `Traits.query_growth`.
-
-        Raises:
-            LayoutError: the config asks for context parallelism.
         """
         super().__init__(config=config)
+        self.sharers: dist.ProcessGroup | None = None
+        """Ranks that share the tokens of each row, and here exchange them for heads; None: each has
+        whole rows."""
         if config.context_parallel_size > 1:
-            raise LayoutError(
-                f"context parallel size {config.context_parallel_size}: the local layer spec has "
-                "no context parallel attention; use 1, or Transformer Engine layers"
-            )
+            assert pg_collection is not None
+            self.sharers = pg_collection.cp
         width = k_channels or config.kv_channels
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(width)
         self.query_growth = query_growth
@@ -100,7 +99,8 @@ class CoreAttention(MegatronModule):
 
         Args:
             query: `[T, B, heads, width]`, or `[tokens, heads, width]` for packed sequences. `key`
-                and `value` are shaped alike, with as many heads as there are query groups.
+                and `value` are shaped alike, with as many heads as there are query groups. Ranks
+                that share rows have their own tokens only.
             attention_mask: must be None, because the mask is causal.
 
         Returns:
@@ -108,9 +108,13 @@ class CoreAttention(MegatronModule):
         """
         assert attention_mask is None
         assert attention_bias is None
+        if self.sharers is not None:
+            assert packed_seq_params is None
+            query, key, value = (to_heads(x, self.sharers) for x in (query, key, value))
         if packed_seq_params is None:
             parts = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
-            return self._attend(*parts).permute(2, 0, 1, 3).flatten(2)
+            output = self._attend(*parts).permute(2, 0, 1, 3)
+            return (output if self.sharers is None else to_tokens(output, self.sharers)).flatten(2)
         bounds = packed_seq_params.cu_seqlens_q.tolist()
         lengths = [end - start for start, end in itertools.pairwise(bounds)]
         sequences = [x.transpose(0, 1)[None].split(lengths, dim=2) for x in (query, key, value)]
@@ -129,7 +133,10 @@ class CoreAttention(MegatronModule):
         if shared > 1:
             key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
         if self.softmax_offset is not None:
-            return self._attend_with_sinks(query, key, value, self.softmax_offset)
+            sinks_H: Tensor = self.softmax_offset
+            if self.sharers is not None:
+                sinks_H = sinks_H.chunk(self.sharers.size())[self.sharers.rank()]
+            return self._attend_with_sinks(query, key, value, sinks_H)
         mask = self._window_mask(query) if self.window and self.window < query.size(2) else None
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale

@@ -17,6 +17,7 @@ from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.fields import Fields, Traits, Vision
+from mcore_adapter.models.shared_rows import why_not_shared
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -68,6 +69,8 @@ class BuildOptions:
     mtp: bool = False
     """True to build the layers for multi-token prediction (MTP), which lie on the last stage. The
     model must have such layers."""
+    context_parallel: int = 1
+    """Number of ranks that share the tokens of each row."""
     router_replay: bool = False
     """True if experts can be given from outside instead of chosen by the router."""
 
@@ -176,6 +179,8 @@ def _own_values(
             f"recompute attention: the sparse attention of {config['model_type']} cannot be "
             "computed again by itself; say full, or none"
         )
+    if options.context_parallel > 1:
+        _check_shared_rows(config, sizes.tp, options)
     if options.mtp:
         values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
     if options.grouped_experts:
@@ -240,6 +245,7 @@ def _parallel_values(
         "pipeline_model_parallel_size": sizes.pp,
         "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
         "pipeline_model_parallel_layout": _layout(sizes, own["num_layers"], further),
+        "context_parallel_size": options.context_parallel,
         "expert_model_parallel_size": sizes.ep,
         "expert_tensor_parallel_size": sizes.expert_tp,
         "sequence_parallel": sequence_parallel and sizes.tp > 1,
@@ -265,6 +271,18 @@ def _num_mtp_layers(config: Config, sizes: ParallelSizes, options: BuildOptions)
             f"which cannot also be the tied output layer's; pp is {sizes.pp}, say 1"
         )
     return count
+
+
+def _check_shared_rows(config: Mapping[str, Any], tp: int, options: BuildOptions) -> None:
+    """Raise `LayoutError` unless ranks can share the rows of the model with these options."""
+    further = {"mtp": options.mtp, "te": options.te}
+    if taken := [name for name, value in further.items() if value]:
+        raise LayoutError(
+            f"{taken[0]} is for ranks with whole rows, and context_parallel is "
+            f"{options.context_parallel}; leave one of them out"
+        )
+    if why := why_not_shared(config, options.context_parallel, tp):
+        raise LayoutError(why)
 
 
 def _check_grouped(

@@ -33,7 +33,11 @@ with quiet_imports():
 
 
 def init_parallel(
-    sizes: ParallelSizes, *, seed: int = 0, timeout: timedelta = timedelta(minutes=30)
+    sizes: ParallelSizes,
+    *,
+    cp: int = 1,
+    seed: int = 0,
+    timeout: timedelta = timedelta(minutes=30),
 ) -> None:
     """Divide the ranks of the default process group into Megatron-Core's groups.
 
@@ -41,6 +45,7 @@ def init_parallel(
     are destroyed first.
 
     Args:
+        cp: number of ranks that share the tokens of each row (context parallelism).
         seed: seed of dropout and of weights that are not loaded.
         timeout: time limit of a collective in the new groups.
 
@@ -49,7 +54,7 @@ def init_parallel(
     """
     ranks = dist.get_world_size()
     for size, what in (
-        (sizes.tp * sizes.pp, "tp * pp"),
+        (sizes.tp * cp * sizes.pp, "tp * pp" if cp == 1 else "tp * cp * pp"),
         (sizes.expert_tp * sizes.ep * sizes.pp, "etp * ep * pp"),
     ):
         if ranks % size:
@@ -59,6 +64,7 @@ def init_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
         virtual_pipeline_model_parallel_size=sizes.vpp if sizes.vpp > 1 else None,
+        context_parallel_size=cp,
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.expert_tp,
         distributed_timeout_minutes=timeout.total_seconds() / 60,
@@ -72,10 +78,10 @@ def seed_dropout(seed: int, step: int) -> None:
     """Seed the dropout of one training step.
 
     The same step gets the same seed in every run. Within a step, every pipeline stage and every
-    data parallel rank gets a different seed.
+    data or context parallel rank gets a different seed.
     """
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    replica = parallel_state.get_data_parallel_rank()
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     text = f"{seed} {step} {stage} {replica}".encode()
     number = int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
     model_parallel_cuda_manual_seed(number, force_reset_rng=True)

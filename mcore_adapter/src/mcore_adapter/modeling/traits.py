@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.modeling.norm import RMSNorm, normalised
 from mcore_adapter.models.fields import GlobalHeads
+from mcore_adapter.parallel.context import positions_here
 
 WithBias = tuple[Tensor, Tensor | None]
 """Output of a linear layer, and the bias that is still to be added to it."""
@@ -86,7 +87,9 @@ class LocallyRotated(SelfAttention):
             rotary_pos_emb: angles of the other layers, `[T, 1, 1, rotated width]`, of which only
                 the number of positions is used.
         """
-        positions = torch.arange(len(rotary_pos_emb), device=self.frequencies.device)
+        positions = positions_here(
+            len(rotary_pos_emb), self.pg_collection.cp, self.frequencies.device
+        )
         angles = torch.outer(positions.float(), self.frequencies)
         own = torch.cat((angles, angles), dim=-1)[:, None, None]
         found: WithBias = super().forward(*args, rotary_pos_emb=own, **given)
