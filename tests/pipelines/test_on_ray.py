@@ -1,0 +1,144 @@
+"""Algorithms on Ray, with two training ranks, against the same runs with one rank in this process.
+
+One Ray and one server of forks serve all runs. These are the algorithms whose tokens or rows take a
+way of their own; the others take that of GRPO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pytest
+import torch
+
+from roll.commands.launch import pipeline_class
+from roll.commands.preloads import forking
+from roll.config import load_config
+from roll.config.sections.placement import ClusterConfig
+from roll.core.threads.loop_thread import LoopThread
+from roll.core.types import WorkerSpec
+from roll.distributed.cluster import Cluster, Placement
+from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.worker import Worker
+from roll.output_dir.trackers import read_records
+from tests.pipelines.test_distill import other_tokens
+from tests.runs import run_local, write_task
+from tests.tiny import save_tiny_model
+
+P = ParamSpec("P")
+W = TypeVar("W", bound=Worker)
+REFERENCE = {"pool": "two"}
+PRIME = {"pool": "two", "optimizer": {"lr": 1e-3}, "threshold": 0.1}
+UPDATES = {"samples_per_update": 8}
+PRESETS: dict[str, dict[str, Any]] = {
+    "otb": {},
+    "spin": {"rewards": {}},
+    "online_dpo": {"reference": REFERENCE},
+    "prime": {"reference": REFERENCE, "process_reward": PRIME, "rollout": {"filters": []}},
+}
+"""Preset -> what a run file says beside it."""
+
+
+class OneRun:
+    """A launcher on a Ray that is there; `close` ends the clusters of one run."""
+
+    def __init__(self, resources: ResourceManager) -> None:
+        self.resources = resources
+        self.clusters: list[Cluster[Any]] = []
+
+    def start(
+        self,
+        worker_cls: Callable[Concatenate[WorkerSpec, P], W],
+        placement: Placement,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Cluster[W]:
+        cluster = self.resources.start(worker_cls, placement, *args, **kwargs)
+        self.clusters.append(cluster)
+        return cluster
+
+    def close(self) -> None:
+        for cluster in reversed(self.clusters):
+            cluster.close()
+
+
+def with_uld(folder: Path) -> Path:
+    """A teacher with other tokens, and samples of the policy."""
+    other_tokens(save_tiny_model(folder / "teacher", seed=7))
+    teacher = {"pool": "two", "model": {"path": str(folder / "teacher")}}
+    term = {"kind": "distill", "divergence": {"kind": "uld"}}
+    return on_two_ranks(folder, algorithm={"loss": [term]}, rewards={}, teachers={"t": teacher})
+
+
+def on_two_ranks(folder: Path, **changes: Any) -> Path:
+    """A run whose policy trains on two ranks, in two updates of a step."""
+    settings = {
+        "pools": {"one": "0", "two": "0-1"},
+        "actor_train": {"pool": "two", "optimizer": {"lr": 1e-3}} | UPDATES,
+        "actor_infer": {"pool": "one", "strategy": {"kind": "hf"}},
+        "reference": None,
+        "algorithm": {},
+        "validation": {},
+    }
+    return write_task(folder, **settings | changes)
+
+
+@pytest.fixture(scope="module")
+def resources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResourceManager]:
+    """The modules of user code are the same in all runs, so those of one serve all."""
+    folder = tmp_path_factory.mktemp("code")
+    config = load_config(on_two_ranks(folder)).config
+    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
+    with (
+        forking(config) as server,
+        ResourceManager(
+            cluster, config.pools, python_path=[str(folder)], fork_server=server
+        ) as started,
+    ):
+        yield started
+
+
+def on_ray(path: Path, resources: ResourceManager, *overrides: str) -> list[dict[str, Any]]:
+    """The records of a run."""
+    config = load_config(path, overrides).config
+    pipeline = pipeline_class(config.pipeline)
+    config, data = pipeline.prepare(config)
+    launcher = OneRun(resources)
+    try:
+        with LoopThread("rollout") as loop:
+            pipeline(config, launcher, loop, platform="cpu", data=data).run()
+    finally:
+        launcher.close()
+    return read_records(Path(config.output_dir) / "metrics.jsonl")
+
+
+MADE: dict[str, Callable[[Path], Path]] = {
+    "uld": with_uld,
+    **{
+        preset: partial(on_two_ranks, algorithm={"preset": preset}, **changes)
+        for preset, changes in PRESETS.items()
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MADE)
+def test_two_ranks_on_ray_train_as_one_rank_here(
+    tmp_path: Path, resources: ResourceManager, case: str
+) -> None:
+    torch.manual_seed(0)
+    path = MADE[case](tmp_path)
+    brief = ["max_steps=2", "checkpoint={export_hf: false}"]
+    here = run_local(path, [*brief, f"output_dir={tmp_path / 'here'}"])
+    there = on_ray(path, resources, *brief, f"output_dir={tmp_path / 'there'}")
+    assert len(here) == len(there) == 2
+    assert there[0]["grad_norm"] > 0
+    for one, two in zip(here, there, strict=True):
+        assert one.keys() - two.keys() == set()
+        for name in one:
+            if "loss/" in name or name.endswith(("grad_norm", "reward/mean", "accuracy")):
+                assert two[name] == pytest.approx(one[name], rel=2e-3, abs=1e-4), name
