@@ -24,7 +24,7 @@ from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.processes.shutdown import StopWish, orderly_end
 from roll.models.fetch import fetch
-from roll.output_dir.resume import finished_summary, refuse_other_settings
+from roll.output_dir.resume import check_optimizer, finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
 from roll.output_dir.trackers import check_trackers
 from roll.pipeline.agentic import AgenticPipeline
@@ -87,6 +87,7 @@ def launch(
             refuse_other_settings(placed)
         else:
             _refuse_to_end_before_it_begins(config)
+            check_optimizer(placed)
             check_trackers(config.track)
             if config.resume == "never":
                 lock.begin_anew()

@@ -36,7 +36,7 @@ from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
 from roll.envs.tools.passages import read_passages
 from roll.output_dir.replay_folder import open_replay
-from roll.output_dir.resume import check_writable, steps_left
+from roll.output_dir.resume import check_optimizer, check_writable, steps_left
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
@@ -81,6 +81,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(check_trackers, config.track), True),
         (partial(_check_replay, config), False),
         (partial(check_writable, Path(config.output_dir).expanduser().absolute()), False),
+        (partial(check_optimizer, config), False),
     ]
     found = []
     for check, only_here in checks:

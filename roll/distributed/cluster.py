@@ -230,14 +230,16 @@ class Cluster(Workers[W], Generic[W]):
         return answer
 
     def beside(
-        self, method: Callable[Concatenate[W, P], None], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Pending[None]:
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Pending[R]:
         """Start a short method on every rank, without waiting, while another call runs there, for
         example to end that call. It runs in a different thread from the worker's other methods;
-        arguments go as in `call`, results are dropped."""
+        arguments and results go as in `call`."""
         mode = dispatch_of(method)
         answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
-        return Pending(answers, lambda _: None, self.call_timeout_s)
+        return Pending(
+            answers, lambda results: mode.gather(self.ranks, results), self.call_timeout_s
+        )
 
     @property
     @abstractmethod

@@ -70,6 +70,10 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
     return results[0]
 
 
+def _least_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
+    return min(results)
+
+
 def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
     """Return one call per rank, in the order of `ranks`: each Batch is split into `dp_size` parts,
     of which a rank gets the part of its data-parallel rank; all else is repeated.
@@ -122,6 +126,9 @@ def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 BROADCAST = Dispatch(_same_call, _first_result)
 """Give every rank the same arguments; return the result of the first rank. This is also the rule
 for methods without `@dispatch`."""
+
+LEAST = Dispatch(_same_call, _least_result)
+"""Give every rank the same arguments; return the smallest result."""
 
 SHARD_BATCH = Dispatch(_shard_batches, _concat_leaders, leaders_only=True)
 """Split arguments that are batches over the data-parallel ranks, and give every rank the other

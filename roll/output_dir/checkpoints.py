@@ -53,6 +53,22 @@ class RunState:
     sessions of the run."""
     patience: dict[str, Any] = field(default_factory=dict)
     """`Patience.state` after the last validation; empty without `validation.stop`."""
+    optimizer: bool = True
+    """True if the state of the optimizers is in the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is not complete yet."""
+
+    folder: Path
+    """Folder to write into."""
+    final: Path
+    """Name that the folder gets when it is complete."""
+
+    def discard(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Checkpoints:
@@ -67,30 +83,47 @@ class Checkpoints:
     @contextmanager
     def writing(self, state: RunState) -> Iterator[Path]:
         """Open a folder for a new checkpoint. When the block ends without an error, the checkpoint
-        is complete, and those that need not be kept are deleted.
+        is complete, and those that need not be kept are deleted."""
+        with self.drafted(state) as draft:
+            yield draft.folder
+        self.complete_draft(draft)
 
-        The state is written in a thread during the block, in which the workers save theirs.
+    @contextmanager
+    def drafted(self, state: RunState) -> Iterator[Draft]:
+        """Open a folder for a new checkpoint. When the block ends without an error, the state of
+        the driver is in it, and the caller goes on to `complete_draft`.
+
+        The state is written in a thread during the block, in which the workers save theirs. No
+        other checkpoint may be a draft.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tidy()
-        aside = self.folder / f".writing_step_{state.step:06d}"
-        aside.mkdir()
+        name = f"step_{state.step:06d}"
+        draft = Draft(self.folder / f".writing_{name}", self.folder / name)
+        draft.folder.mkdir()
         values = {each.name: getattr(state, each.name) for each in fields(state)}
         try:
             with ThreadPoolExecutor(1, "state") as beside:
-                written = beside.submit(write_plain, aside / STATE, values)
-                yield aside
+                written = beside.submit(write_plain, draft.folder / STATE, values)
+                yield draft
                 written.result()
-            _flush(aside)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            draft.discard()
             raise
-        final = self.folder / f"step_{state.step:06d}"
-        if final.exists():  # a later run with `resume: never` writes the same step again
-            final.rename(self.folder / f".old_step_{state.step:06d}")
-        aside.rename(final)
+
+    def complete_draft(self, draft: Draft) -> None:
+        """Give a checkpoint its name when all of it is on the disk, and delete those that need not
+        be kept. After an error it is deleted."""
+        try:
+            _flush(draft.folder)
+        except BaseException:
+            draft.discard()
+            raise
+        if draft.final.exists():  # a later run with `resume: never` writes the same step again
+            draft.final.rename(self.folder / f".old_{draft.final.name}")
+        draft.folder.rename(draft.final)
         _sync(self.folder)
-        self._prune(written=state.step)
+        self._prune(written=int(draft.final.name.removeprefix("step_")))
 
     def tidy(self) -> None:
         """Clean up after a kill: delete incomplete folders, and restore a folder that was to be

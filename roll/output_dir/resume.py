@@ -14,7 +14,7 @@ from typing import Any
 
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import ConfigError, SettingsChangedError
+from roll.core.errors import CheckpointError, ConfigError, SettingsChangedError
 from roll.output_dir.checkpoints import STATE, Checkpoints, RunState, load_state
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.patience import Patience
@@ -72,6 +72,26 @@ def find_start(config: RunConfig) -> Start:
             names |= record.keys()
     recorded = state.carried is not None and not state.carried.keys() - names
     return Start(checkpoint, state, recorded, exported_step(folder) == state.step)
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """Raise CheckpointError if the run would train on from a checkpoint without the state of its
+    optimizers, and `checkpoint.restart_optimizer` does not ask for it. The folder is not changed.
+
+    Raises:
+        CheckpointError: so it is; or the checkpoint is not in the format of this version.
+    """
+    state = _state_to_resume(config)
+    if state is None or state.optimizer or config.checkpoint.restart_optimizer:
+        return
+    if state.step >= config.max_steps or Patience(config.validation.stop, state.patience).end:
+        return
+    raise CheckpointError(
+        f"the checkpoint of step {state.step} has no state of the optimizers (checkpoint.optimizer "
+        "was false): their moments would begin anew, and the steps after it would not be those of "
+        "an undisturbed run. Set checkpoint.restart_optimizer=true to go on so; or resume=PATH of "
+        "a checkpoint that has them, or resume=never"
+    )
 
 
 def rendering_moment(config: RunConfig) -> datetime:
@@ -132,6 +152,8 @@ def tell_resumption(start: Start, written: RunConfig) -> None:
     logger.info("resuming from %s, step %d of %d", start.checkpoint, start.step, written.max_steps)
     if start.state is not None and start.state.carried is None:
         logger.info("the validation of these %d steps failed: it is done first", start.step)
+    if start.state is not None and not start.state.optimizer and start.step < written.max_steps:
+        logger.warning("it has no state of the optimizers: they begin anew")
     changed = changed_keys(start.checkpoint, written)
     if changed:
         logger.warning(

@@ -39,6 +39,7 @@ from roll.output_dir.sample_files import drop_samples
 from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
 from roll.output_dir.whole_file import replace_file
+from roll.pipeline.outputs.saves import Saves
 from roll.pipeline.profiling import StepProfiler
 from roll.runtime.run_data import RunData
 from roll.workers.model import TrainWorker
@@ -84,6 +85,7 @@ class Pipeline(ABC, Generic[C]):
         self.platform = platform
         self.data = data
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
+        self.saves = Saves(self.checkpoints, config.cluster.call_timeout_s)
         self.timers = Timers()
         self._begun = time.perf_counter()
         self._earlier_s = 0.0
@@ -150,15 +152,11 @@ class Pipeline(ABC, Generic[C]):
                 cluster.call(TrainWorker.load, checkpoint / role)
 
     def save(self, folder: Path) -> None:
-        """Write the state of all training clusters into `folder`, one subfolder per role.
-
-        Raises:
-            CheckpointError: a file is not visible on the driver after a worker has written it.
-        """
+        """Write the state of all training clusters into `folder`, one subfolder per role, or copy
+        it to be written; see `Saves.save_role`."""
         for role, cluster in self.learners().items():
             with self.exclusive_devices(role):
-                cluster.call(TrainWorker.save, folder / role)
-            require_written(folder / role / "meta.json")
+                self.saves.save_role(cluster, folder / role)
 
     def export(self, step: int) -> None:
         """Write the model after `step` steps into `<output_dir>/hf`, in the format of Hugging Face.
@@ -263,7 +261,7 @@ class Pipeline(ABC, Generic[C]):
             last = first
         done = first
         wish = StopWish(self.config.stop_at)
-        with wish.asked_by(signal.SIGTERM):
+        with wish.asked_by(signal.SIGTERM), self.saves:
             for step in range(first, last):
                 wish.step = step
                 with self.profiler.step(step, self.timers), self.timers.timed("step"):
@@ -272,11 +270,12 @@ class Pipeline(ABC, Generic[C]):
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
                 carried = self._validated_or_saved(done)
+                self.saves.check()
                 every = self.config.checkpoint.every
                 reason, over = wish.reason, self._is_over(done)
                 if over or reason or (every is not None and done % every == 0):
                     with self.timers.timed("checkpoint"):
-                        self._checkpoint(done, carried)
+                        self._checkpoint(done, carried, at_once=over or bool(reason))
                 if over:
                     break
                 if reason:
@@ -331,9 +330,12 @@ class Pipeline(ABC, Generic[C]):
             logger.info("the run ends after %d steps: %s", done, self._ended_early)
         return self._ended_early is not None
 
-    def _checkpoint(self, done: int, carried: dict[str, float] | None) -> None:
-        """Write a checkpoint of the state after `done` steps, with a copy of the run's
-        `config.yaml`. `carried` is None if their validation is still to do."""
+    def _checkpoint(
+        self, done: int, carried: dict[str, float] | None, *, at_once: bool = True
+    ) -> None:
+        """Write a checkpoint of the state after `done` steps; see `Saves.save`. `carried` is None
+        if their validation is still to do."""
+        self.saves.wait()  # so that all of the state is of the moment after it
         state = RunState(
             step=done,
             sampler=self.sampler_state(),
@@ -341,11 +343,9 @@ class Pipeline(ABC, Generic[C]):
             wall_s=self._wall_s(),
             rendered_at=self.data.rendered_at.isoformat(),
             patience=self._patience.state,
+            optimizer=self.config.checkpoint.optimizer or not self.learners(),
         )
-        with self.checkpoints.writing(state) as folder:
-            self.save(folder)
-            source = self.output_dir / "config.yaml"
-            (folder / "config.yaml").write_bytes(source.read_bytes())
+        self.saves.save(state, self.save, self.output_dir / "config.yaml", at_once=at_once)
 
     def _trackers(self, first_step: int) -> Trackers:
         """Open the configured trackers for the steps from `first_step` on."""

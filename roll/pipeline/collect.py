@@ -11,7 +11,7 @@ from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.timing import Timers
 from roll.core.types import Prompt
-from roll.pipeline.rollout_files import dump_rollouts
+from roll.pipeline.outputs.rollout_files import dump_rollouts
 from roll.rollout.assemble import assemble, rollout_metrics, with_answers
 from roll.runtime.rollouts.stage import Rollouts
 from roll.runtime.sample_keeper import SampleKeeper

@@ -7,7 +7,7 @@ replica.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -74,6 +74,18 @@ class ScoreStrategy(Protocol[T_co]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint that has begun, as far as this rank has to write it. Neither function sends
+    anything to other ranks, so both may run in a thread beside the training."""
+
+    write: Callable[[], None]
+    """Function that writes the files of this rank."""
+    complete: Callable[[], None]
+    """Function that writes what belongs to all ranks. Only rank 0 calls it, after `write` has ended
+    on every rank."""
+
+
 class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     """A model that can be trained, in addition to scoring."""
 
@@ -125,12 +137,26 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         """
         ...
 
-    def save(self, path: Path) -> None:
-        """Write the states of model, optimizer, schedule and RNGs to the folder `path`, which is
-        made if it does not exist. Collective.
+    def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
+        """Return what this rank has to do to write the states of model, optimizer, schedule and
+        RNGs to the folder `path`, which is made if it does not exist. Collective.
+
+        Args:
+            copied: copy the states to the memory of the machine, so that the next update does not
+                change what is written. If False, both functions must be called before it.
+            optimizer: write the state of the optimizer, too.
 
         Raises:
             ConfigError: the model was built without an optimizer.
+        """
+        ...
+
+    def save(self, path: Path, *, optimizer: bool = True) -> None:
+        """Do all of `begin_save` at once. Collective.
+
+        Raises:
+            ConfigError: the model was built without an optimizer.
+            CheckpointError: a rank could not write. All ranks raise an error.
         """
         ...
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from roll.core.teacher_outputs import OutputHead
+from roll.core.threads.write_thread import WriteThread, Written
 from roll.core.types import RankInfo, WorkerSpec
-from roll.distributed.dispatch import BROADCAST, dispatch
+from roll.distributed.dispatch import BROADCAST, LEAST, dispatch
 from roll.distributed.remote_values import RemoteValue
 from roll.distributed.worker import Worker
 from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
@@ -43,13 +44,20 @@ class ScoreWorker(Worker, Generic[T]):
 
 
 class TrainWorker(ScoreWorker[T]):
-    """A worker that trains a model. `save`, `load`, `save_hf` are described in `TrainStrategy`."""
+    """A worker that trains a model. `save`, `load`, `save_hf` are described in `TrainStrategy`.
+
+    A save beside the training begins with `begin_save`. The driver then asks `look_at_save` until
+    every rank has written its own files, calls `complete_save`, and asks again. Both are called
+    through `Cluster.beside`.
+    """
 
     strategy: TrainStrategy[T]
 
     def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T]) -> None:
         super().__init__(spec, strategy)
         self.teacher_heads = TeacherHeads()
+        self._save: WriteThread | None = None
+        """Save beside the training; None before the first, and when the last one is complete."""
 
     @dispatch(BROADCAST)
     def offload(self) -> None:
@@ -64,8 +72,36 @@ class TrainWorker(ScoreWorker[T]):
         self.teacher_heads.receive(heads)
 
     @dispatch(BROADCAST)
-    def save(self, path: Path) -> None:
-        self.strategy.save(path)
+    def save(self, path: Path, *, optimizer: bool) -> None:
+        self.strategy.save(path, optimizer=optimizer)
+
+    @dispatch(BROADCAST)
+    def begin_save(self, path: Path, *, optimizer: bool) -> None:
+        """Copy the state to the memory of the machine, and begin to write it in a thread. The one
+        before must be complete."""
+        save = self.strategy.begin_save(path, copied=True, optimizer=optimizer)
+        complete = save.complete if self.spec.rank == 0 else None
+        self._save = WriteThread(save.write, complete, "roll-save")
+
+    @dispatch(LEAST)
+    def look_at_save(self) -> Written:
+        """Return how far the save is on this rank, and forget it at its end.
+
+        Raises:
+            CheckpointError: this rank could not write.
+        """
+        if self._save is None:
+            return Written.ALL
+        written = self._save.look()
+        if written is Written.ALL:
+            self._save = None
+        return written
+
+    @dispatch(BROADCAST)
+    def complete_save(self) -> None:
+        """Let rank 0 write what belongs to all ranks. Every rank has written its own files."""
+        if self._save is not None:
+            self._save.go_on()
 
     @dispatch(BROADCAST)
     def load(self, path: Path) -> None:

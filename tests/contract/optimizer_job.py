@@ -29,6 +29,7 @@ from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.update import Update
+from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
@@ -173,7 +174,7 @@ def _training(spec: WorkerSpec, folder: Path, name: str) -> dict[str, Any]:
     metrics = [straight.train(rows, loss).values_by_name()]
     first = exported(straight)
     metrics.append(straight.train(rows, loss).values_by_name())
-    straight.save(folder / name / "2")
+    save_now(straight.begin_save(folder / name / "2", copied=True, optimizer=True))
     saved = exported(straight)
     metrics.append(straight.train(rows, loss).values_by_name())
     resumed = BACKEND.build(spec, model, optimizer=config, total_steps=TOTAL)

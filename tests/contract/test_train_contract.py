@@ -183,6 +183,26 @@ def test_save_load_train_equals_train_to_the_bit(runs: Results, world: int) -> N
         assert not torch.equal(changed, checkpoint["saved"]["model.norm.weight"])
 
 
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_a_copied_checkpoint_is_that_of_its_moment_whatever_comes_after(
+    runs: Results, world: int
+) -> None:
+    at_once, beside, _ = runs[world][0]["checkpoint"]["contents"]
+    assert beside == at_once
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_a_checkpoint_without_optimizer_is_small_and_begins_its_moments_anew(
+    runs: Results, world: int
+) -> None:
+    for result in runs[world]:
+        checkpoint = result["checkpoint"]
+        full, _, small = (sum(map(len, each.values())) for each in checkpoint["contents"])
+        assert small < full / 2
+        assert_same_bits(*checkpoint["without_moments"])
+        assert_same_bits(*checkpoint["from_no_moments"])
+
+
 def test_checkpoint_of_two_ranks_loads_on_one(runs: Results) -> None:
     assert_same_bits(runs[1][0]["checkpoint"]["from_two_ranks"], runs[2][0]["checkpoint"]["saved"])
 

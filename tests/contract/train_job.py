@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
+from roll.core.threads.write_thread import WriteThread, Written
 from roll.core.types import WorkerSpec
 from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TRAIN_BACKENDS, TrainBackend, gradient_of_step
@@ -204,9 +206,16 @@ def _checkpoint(
     straight.train(rows, loss)
     straight.train(rows, loss)
     straight.save(folder / "checkpoint")
+    save = straight.begin_save(folder / "beside", copied=True, optimizer=True)
     straight_draws = _draws()
     saved = exported(straight)
     straight_metrics = straight.train(rows, loss)
+    # Written only now, so the update would be in it if it shared anything with the model.
+    beside = WriteThread(save.write, save.complete if spec.rank == 0 else None, "save")
+    straight.score(rows)  # its collectives and the thread must not disturb each other
+    _complete(beside, spec)
+    straight.save(folder / "weights", optimizer=False)
+    weights = exported(straight)
     resumed = backend.build(spec, model, optimizer=ADAM, total_steps=4)
     resumed.load(folder / "checkpoint")
     resumed_draws = _draws()
@@ -218,12 +227,39 @@ def _checkpoint(
         "resumed_metrics": resumed.train(rows, loss).values_by_name(),
         "straight": exported(straight),
         "resumed": exported(resumed),
+        "contents": [contents(folder / name) for name in ("checkpoint", "beside", "weights")],
     }
     elsewhere = folder.parent / "2" / "checkpoint"
     if spec.world_size == 1 and elsewhere.exists():
         resumed.load(elsewhere)
         results["from_two_ranks"] = exported(resumed)
+    # From unequal moments to none: nothing of the old ones may be left.
+    resumed.train(rows, loss)
+    resumed.load(folder / "weights")
+    results["without_moments"] = weights, exported(resumed)
+    resumed.train(rows, loss)
+    straight.load(folder / "weights")
+    straight.train(rows, loss)
+    results["from_no_moments"] = exported(resumed), exported(straight)
     return results
+
+
+def _complete(write: WriteThread, spec: WorkerSpec) -> None:
+    """What the driver does."""
+    for aim in (Written.OWN, Written.ALL):
+        deadline = time.monotonic() + 60
+        while write.look() < aim:
+            assert time.monotonic() < deadline, write.look()
+            time.sleep(0.01)
+        if spec.world_size > 1:
+            dist.barrier()
+        write.go_on()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _draws() -> tuple[float, float]:

@@ -60,6 +60,12 @@ def test_a_checkpoint_is_taken_up(trained: tuple[Path, dict[str, Any]]) -> None:
     assert relative_distance(checkpoint["saved"], checkpoint["straight"]) > 0
 
 
+def test_a_copied_checkpoint_is_that_of_its_moment(trained: tuple[Path, dict[str, Any]]) -> None:
+    _, found = trained
+    at_once, beside, _ = found["checkpoint"]["contents"]
+    assert beside == at_once
+
+
 def test_weights_come_back_from_host_memory_bit_by_bit(
     trained: tuple[Path, dict[str, Any]],
 ) -> None:

@@ -11,9 +11,10 @@ shard out of the full tensor. Saving and loading handle one tensor at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from torch import Tensor, nn
 from mcore_adapter.checkpoint_reader import INDEX, WEIGHT, Saved, key_of
 from mcore_adapter.convert.conversion_plan import Task
 from mcore_adapter.convert.shards import Replicated
-from mcore_adapter.convert.storage.output import complete_or_absent
+from mcore_adapter.convert.storage.output import (
+    check_space,
+    complete_or_absent,
+    refuse_existing,
+)
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.load import shard_of
@@ -85,12 +90,10 @@ def save(
     Raises:
         ConversionError: on all ranks, if `folder` exists or any rank could not write.
     """
-    slots = states_of(chunks, optimizer)
-    parts = list(_parts(chunks, slots, table, sizes))
-    every = _announce(parts, slots)
+    parts, every = _plan(chunks, optimizer, table, sizes)
     with ExitStack() as stack:
 
-        def begin() -> Path | None:
+        def begin_folder() -> Path | None:
             if every is None:
                 return None
             num_bytes = sum(each.num_bytes for each in every)
@@ -101,11 +104,84 @@ def save(
                 _write_index(aside / INDEX, every, sizes, extra or {})
                 stack.close()
 
-        aside = gather_results(begin, _WHAT)[0]
+        aside = gather_results(begin_folder, _WHAT)[0]
         assert aside is not None
-        file = aside / f"rank{dist.get_rank():05d}.safetensors"
-        gather_results(lambda: _write_parts(file, parts), _WHAT)
+        gather_results(lambda: _write_parts(_file_in(aside), parts), _WHAT)
         gather_results(lambda: end(aside), _WHAT)
+
+
+@dataclass(frozen=True)
+class Began:
+    """A checkpoint that has begun. Neither function is a collective, so both may run in a thread
+    beside the training."""
+
+    write: Callable[[], None]
+    """Function that writes the file of this rank."""
+    complete: Callable[[], None]
+    """Function that writes the index. Rank 0 calls it after all ranks have written."""
+
+
+def begin(
+    folder: Path,
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    table: ModelTable,
+    sizes: ParallelSizes,
+    *,
+    copied: bool,
+    moments: bool,
+) -> Began:
+    """Agree on who writes what, and make the folder. A collective.
+
+    Unlike with `save`, an error later leaves the folder. The caller makes a folder around it that
+    gets its name at the end.
+
+    Args:
+        copied: copy the tensors to the memory of the machine, so that the next step does not change
+            what is written. If False, the checkpoint must be complete before it.
+        moments: whether Adam's moments are written. Without them a restored optimizer begins anew.
+
+    Raises:
+        ConversionError: on all ranks, if `folder` exists or its disk has too little space.
+    """
+    parts, every = _plan(chunks, optimizer, table, sizes, moments=moments)
+    if copied:
+        parts = [replace(part, tensor=part.tensor.to("cpu", copy=True)) for part in parts]
+
+    def make() -> None:
+        if every is not None:
+            refuse_existing(folder)
+            folder.mkdir(parents=True)
+            check_space(folder, sum(each.num_bytes for each in every))
+
+    gather_results(make, _WHAT)
+
+    def complete() -> None:
+        assert every is not None, "only rank 0 knows what all ranks have written"
+        _write_index(folder / INDEX, every, sizes, {})
+
+    return Began(partial(_write_parts, _file_in(folder), parts), complete)
+
+
+def _plan(
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    table: ModelTable,
+    sizes: ParallelSizes,
+    *,
+    moments: bool = True,
+) -> tuple[list[_Part], list[_Announced] | None]:
+    """Return the parts that this rank writes and, on rank 0, what each rank will write. A
+    collective."""
+    slots = states_of(chunks, optimizer)
+    parts = list(_parts(chunks, slots, table, sizes, moments=moments))
+    step = max((slot.step for slot in slots.values()), default=0) if moments else 0
+    return parts, _announce(parts, step)
+
+
+def _file_in(folder: Path) -> Path:
+    """Return the path of this rank's file."""
+    return folder / f"rank{dist.get_rank():05d}.safetensors"
 
 
 @torch.no_grad()
@@ -154,6 +230,8 @@ def _parts(
     slots: Mapping[Tensor, ParameterState],
     table: ModelTable,
     sizes: ParallelSizes,
+    *,
+    moments: bool,
 ) -> Iterator[_Part]:
     """Yield the parts that this rank writes.
 
@@ -169,7 +247,8 @@ def _parts(
         is_first = _copy_of(held.task) == 0
         slot = slots.get(held.tensor)
         if slot is not None and (cut or is_first):
-            for kind, tensor in {WEIGHT: slot.main, **slot.moments}.items():
+            kept = slot.moments if moments else {}
+            for kind, tensor in {WEIGHT: slot.main, **kept}.items():
                 key = key_of(held.task, kind, shard)
                 yield _Part(key, tensor.detach().view(-1), slot.start, shape)
         if is_first and not _is_trained(held.tensor):
@@ -190,13 +269,11 @@ def _copy_of(task: Task) -> int:
     return int(parallel_state.get_data_parallel_rank(with_context_parallel=True))
 
 
-def _announce(
-    parts: Sequence[_Part], slots: Mapping[Tensor, ParameterState]
-) -> list[_Announced] | None:
+def _announce(parts: Sequence[_Part], step: int) -> list[_Announced] | None:
     """Return on rank 0 what each rank will write, on other ranks None. A collective."""
     mine = _Announced(
         {part.key: (part.start, part.shape) for part in parts},
-        max((slot.step for slot in slots.values()), default=0),
+        step,
         sum(part.tensor.nbytes for part in parts),
     )
     every = [mine] * dist.get_world_size() if dist.get_rank() == 0 else None

@@ -42,6 +42,9 @@ class Needs:
     kv_cache: int = 0
     buffers: int = 0
     """Gathered parameters, logits of a chunk, buckets of reductions and pushes."""
+    copied: int = 0
+    """Copy of the states of a rank for a checkpoint, in the memory of the machine; on a GPU it is
+    not in `total`."""
 
     @property
     def total(self) -> int:
@@ -107,6 +110,30 @@ def trained(
             return _deepspeed(sizes, strategy, passes, learned)
         case MegatronConfig():
             return _megatron(sizes, strategy, passes, learned)
+
+
+def copied_states(
+    sizes: ModelSizes,
+    strategy: Fsdp2Config | DeepspeedConfig | MegatronConfig,
+    ranks: int,
+    learned: Learned,
+    optimizer: OptimizerConfig | None,
+) -> int:
+    """Return the bytes of a rank's copy of its states for a checkpoint.
+
+    These are the weights in float32 and, with an `optimizer`, its state. If ranks have unequal
+    parts, it is the largest.
+    """
+    states = FULL * learned.elements
+    if optimizer is not None:
+        states += optimizer_state(sizes, learned, optimizer)
+    match strategy:
+        case Fsdp2Config():
+            return states // max(1, ranks // strategy.replicas)
+        case DeepspeedConfig():
+            return states // (ranks if strategy.stage else 1)
+        case MegatronConfig():
+            return states * _megatron_optimized(sizes, strategy, ranks) // sizes.total
 
 
 def activations(sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool) -> int:

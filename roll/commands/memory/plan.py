@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from roll.commands.memory.engines import Requests, served
-from roll.commands.memory.formula import Needs, Passes, scored, trained
+from roll.commands.memory.formula import (
+    Needs,
+    Passes,
+    copied_states,
+    scored,
+    trained,
+)
 from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
 from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
@@ -104,9 +110,15 @@ def _computing(
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
     needs = trained(sizes, role.strategy, passes, learned(model, sizes), role.optimizer)
+    reference = 0
     if name == Role.ACTOR_TRAIN and isinstance(config, RlvrBase) and config.follow is not None:
-        # The reference is a copy of what has gradients, in the same dtype and shards.
-        needs = replace(needs, weights=needs.weights + needs.gradients)
+        # It is a copy of what has gradients, in the same dtype and shards.
+        reference = needs.gradients
+        needs = replace(needs, weights=needs.weights + reference)
+    if config.checkpoint.asynchronous:
+        kept = role.optimizer if config.checkpoint.optimizer else None
+        own = copied_states(sizes, role.strategy, passes.ranks, learned(model, sizes), kept)
+        needs = replace(needs, copied=own + reference)
     return needs
 
 
@@ -151,7 +163,7 @@ def of_devices(
     for device in sorted({each for role in roles for each in role.devices}):
         own = {each.role: each.needs for each in roles if device in each.devices}
         if platform == "cpu":
-            found[device] = {role: needs.total for role, needs in own.items()}
+            found[device] = {role: needs.total + needs.copied for role, needs in own.items()}
             continue
         moments = [{role: needs.total} for role, needs in own.items()]
         moments += _push(config, own)

@@ -38,7 +38,7 @@ def table(rows: list[tuple[str, ...]]) -> Table:
 def report(config: RunConfig, devices: Devices) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return a row for each role, and lines about devices and about models that are not here."""
     roles, unknown = of_roles(config, devices)
-    lines = list(_device_lines(config, roles, devices))
+    lines = [*_device_lines(config, roles, devices), *_copy_lines(roles)]
     if unknown:
         lines.append(
             f"memory not estimated: no config.json of {', '.join(unknown)} on this machine (its "
@@ -75,6 +75,16 @@ def _device_lines(config: RunConfig, roles: list[RoleMemory], devices: Devices) 
         has = known + whose if known else ""
         tight = ", which may not be enough" if _exceeds(most, devices) else ""
         yield f"device {named}: at most about {gib(most)} GiB each ({parts}){has}{tight}"
+
+
+def _copy_lines(roles: list[RoleMemory]) -> Iterator[str]:
+    """Yield a line for each role whose states are copied for checkpoints."""
+    for each in roles:
+        if each.needs.copied:
+            yield (
+                f"{each.role}: while a checkpoint is written (checkpoint.asynchronous) each rank "
+                f"has about {gib(each.needs.copied)} GiB more in the memory of its machine"
+            )
 
 
 def _exceeds(most: int, devices: Devices) -> bool:

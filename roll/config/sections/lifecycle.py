@@ -162,6 +162,16 @@ class CheckpointConfig(Config):
     higher_is_better: bool | None = None
     """Treat larger values of `best_metric` as better. If left out: true, unless `best_metric` is a
     loss, a divergence, or a share of samples without a score."""
+    asynchronous: bool = False
+    """Write checkpoints beside the next steps, of a copy of the states in the memory of the
+    machine, which must have room for it. At most one is written at a time; the last step's is
+    waited for."""
+    optimizer: bool = True
+    """Save the state of the optimizers, too. Without it checkpoints are smaller, but a run goes on
+    from one only with `restart_optimizer`."""
+    restart_optimizer: bool = False
+    """Go on from a checkpoint without the state of the optimizers, which then begin anew: the run
+    is not the same as without the interruption."""
     export_hf: bool = True
     """Write the final weights as a Hugging Face folder `hf/`."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roll.core.errors import CheckpointError
-from roll.strategy.deepspeed.shard_map import KINDS, Piece
+from roll.strategy.deepspeed.shard_map import MASTER, Piece
 
 _ITEM = 4
 """Size of a float32 in bytes."""
 
 
-def write(path: Path, pieces: Iterable[Piece]) -> None:
-    """Write the file of this rank. If writing fails, no file with the name `path` appears."""
-    held = list(pieces)
+def write(path: Path, held: Sequence[Piece], kinds: Sequence[str]) -> None:
+    """Write the file of this rank, with these kinds of tensors of its pieces. If writing fails, no
+    file with the name `path` appears."""
     header: dict[str, Any] = {
         "__metadata__": {"first": json.dumps({piece.name: piece.first for piece in held})}
     }
     end = 0
     for piece in held:
-        for kind in KINDS:
+        for kind in kinds:
             begin, end = end, end + piece.num_elements * _ITEM
             header[_key(piece.name, kind)] = {
                 "dtype": "F32",
@@ -46,7 +46,7 @@ def write(path: Path, pieces: Iterable[Piece]) -> None:
     with draft.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for piece in held:
-            for kind in KINDS:
+            for kind in kinds:
                 stream.write(piece.tensors[kind].detach().cpu().contiguous().numpy().data)
     draft.replace(path)
 
@@ -100,13 +100,14 @@ class Shards:
                 f"{num_elements} elements of {name!r}"
             )
 
-    def fill(self, piece: Piece) -> None:
-        """Fill a piece with the saved values of the same elements; call `check` before."""
+    def fill(self, piece: Piece, kinds: Sequence[str]) -> None:
+        """Fill these kinds of tensors of a piece with the saved values of the same elements; call
+        `check` before."""
         end = piece.first + piece.num_elements
         for source in self._sources[piece.name]:
             low, high = max(piece.first, source.first), min(end, source.first + source.count)
             if low < high:
-                for kind in KINDS:
+                for kind in kinds:
                     saved = source.file.get_slice(_key(piece.name, kind))
                     part: Tensor = saved[low - source.first : high - source.first]
                     piece.tensors[kind][low - piece.first : high - piece.first].copy_(part)
@@ -116,7 +117,7 @@ class Shards:
         try:
             file = self._open.enter_context(safe_open(path, framework="pt"))
             firsts: dict[str, int] = json.loads(file.metadata()["first"])
-            sizes = {name: file.get_slice(_key(name, KINDS[0])).get_shape()[0] for name in firsts}
+            sizes = {name: file.get_slice(_key(name, MASTER)).get_shape()[0] for name in firsts}
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"no complete checkpoint in {path.parent}: {path} is missing"

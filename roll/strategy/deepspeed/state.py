@@ -7,6 +7,8 @@ the files of all ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +17,47 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from roll.models import lora
-from roll.strategy.deepspeed.shard_map import pieces, refresh, shape_of
+from roll.strategy.deepspeed.shard_map import KINDS, MASTER, pieces, refresh, shape_of
 from roll.strategy.deepspeed.shards import Shards, file_of, write
 from roll.strategy.deepspeed.update import Update
+from roll.strategy.interfaces import Saving
 from roll.strategy.tensor_names import trained
-from roll.strategy.training.checkpoint_state import begin, finish
+from roll.strategy.training.checkpoint_state import begin, host_copy, saving
 from roll.strategy.training.random_states import set_random_states
 
 
-def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
-    """Write the checkpoint. Collective."""
+def begin_save(
+    path: Path,
+    engine: Any,
+    model: PreTrainedModel,
+    update: Update,
+    *,
+    copied: bool,
+    optimizer: bool,
+) -> Saving:
+    """See `TrainStrategy.begin_save`."""
     path.mkdir(parents=True, exist_ok=True)
     # If every rank holds all states, rank 0 writes them.
     writes = update.shared or dist.get_rank() == 0
-    write(
-        file_of(path, dist.get_rank()),
-        pieces(engine, update.optimizer, model) if writes else (),
+    kinds = KINDS if optimizer else (MASTER,)
+    held = []
+    for piece in pieces(engine, update.optimizer, model) if writes else ():
+        tensors = {kind: piece.tensors[kind] for kind in kinds}
+        if copied:
+            tensors = {kind: host_copy(tensor) for kind, tensor in tensors.items()}
+        held.append(replace(piece, tensors=tensors))
+    return saving(
+        path,
+        _identity(model),
+        partial(write, file_of(path, dist.get_rank()), held, kinds),
+        updates=update.schedule.updates,
+        optimizer_steps=update.steps if optimizer else 0,
+        moments=optimizer,
     )
-    progress = {"updates": update.schedule.updates, "optimizer_steps": update.steps}
-    finish(path, _identity(model), **progress)
 
 
 def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
-    """Restore what `save` wrote. Collective.
+    """Restore what `begin_save` saved; without moments in it, they are zero. Collective.
 
     The number of ranks and the ZeRO stage may differ from those of the saving run. A rank that the
     saving run did not have keeps its random states.
@@ -47,11 +67,14 @@ def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
             changed then.
     """
     meta, rng = begin(path, _identity(model))
+    kinds = KINDS if meta.get("moments", True) else (MASTER,)
     with Shards(path, meta["world_size"]) as shards, torch.no_grad():
         for name, parameter in trained(model):
             shards.check(name, shape_of(parameter).numel())
         for piece in pieces(engine, update.optimizer, model):
-            shards.fill(piece)
+            for kind in set(KINDS) - set(kinds):
+                piece.tensors[kind].zero_()
+            shards.fill(piece, kinds)
     update.steps = meta["optimizer_steps"]
     update.schedule.updates = meta["updates"]
     refresh(engine, update.optimizer, model)

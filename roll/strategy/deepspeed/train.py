@@ -39,8 +39,9 @@ from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, whole_masters
 from roll.strategy.deepspeed.update import Update, guarded_adamw
 from roll.strategy.deepspeed.zero_engine import start
+from roll.strategy.interfaces import Saving
 from roll.strategy.training import forward
-from roll.strategy.training.checkpoint_state import save_trained
+from roll.strategy.training.checkpoint_state import save_now, save_trained
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
@@ -158,8 +159,18 @@ class DeepspeedStrategy(Generic[T]):
         """Yield the tensors of `export.full_weights` in the dtype of forward passes."""
         return export.full_weights(self._model.model, self._saved, self._dtype, self._device)
 
-    def save(self, path: Path) -> None:
-        state.save(path, self._engine, self._model.model, require_trainable(self._update))
+    def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
+        return state.begin_save(
+            path,
+            self._engine,
+            self._model.model,
+            require_trainable(self._update),
+            copied=copied,
+            optimizer=optimizer,
+        )
+
+    def save(self, path: Path, *, optimizer: bool = True) -> None:
+        save_now(self.begin_save(path, copied=False, optimizer=optimizer))
 
     def load(self, path: Path) -> None:
         state.load(path, self._engine, self._model.model, require_trainable(self._update))

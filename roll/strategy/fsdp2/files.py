@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -22,7 +23,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from roll.core.errors import CheckpointError
 
@@ -30,30 +33,78 @@ INDEX = "index.json"
 
 
 class IndexedWriter(FileSystemWriter):
-    """Writer of tensors in PyTorch's format with a JSON index."""
+    """Writer of tensors in PyTorch's format with a JSON index.
 
-    def __init__(self, folder: Path) -> None:
+    `torch.distributed.checkpoint` only plans with it, together with the other ranks. `write` and
+    `write_index` then do the work without them, so they may run in a thread.
+    """
+
+    def __init__(self, folder: Path, *, copied: bool) -> None:
+        """Write into `folder`.
+
+        Args:
+            copied: all tensors are in the memory of the machine; a thread that writes them then
+                leaves the GPU alone.
+        """
         super().__init__(folder)
+        if copied:
+            self.per_thread_copy_ahead = 0
         self._folder = folder
+        self._planned: tuple[SavePlan, SavePlanner] | None = None
+        self._metadata: Metadata | None = None
+        """Outlines of all tensors, on rank 0."""
+        self._ranks = range(dist.get_world_size())
+        self._rank = dist.get_rank()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Keep the plan of this rank, and write nothing yet."""
+        self._planned = plan, planner
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index. One rank calls this after all ranks have written their parts."""
-        places = {result.index: result.storage_data for own in results for result in own}
+        """Keep the outlines of all tensors. One rank calls this."""
+        self._metadata = metadata
+
+    def write(self) -> None:
+        """Write the tensors of this rank, and a list of their places for `write_index`."""
+        assert self._planned is not None, "nothing is planned"
+        results = super().write_data(*self._planned).value()
+        places = [
+            [
+                result.index.fqn,
+                list(result.index.offset or ()),
+                {
+                    "file": result.storage_data.relative_path,
+                    "begin": result.storage_data.offset,
+                    "bytes": result.storage_data.length,
+                },
+            ]
+            for result in results
+        ]
+        self._places_of(self._rank).write_text(json.dumps(places), encoding="utf-8")
+
+    def write_index(self) -> None:
+        """Write the index. Rank 0 calls this after all ranks have written."""
+        assert self._metadata is not None, "only rank 0 knows all tensors"
+        lists = [self._places_of(rank) for rank in self._ranks]
+        places = {
+            (name, tuple(offsets)): place
+            for file in lists
+            for name, offsets, place in json.loads(file.read_text(encoding="utf-8"))
+        }
         tensors = {}
-        for name, known in metadata.state_dict_metadata.items():
+        for name, known in self._metadata.state_dict_metadata.items():
             assert isinstance(known, TensorStorageMetadata), f"{name} is no tensor"
-            chunks = []
-            for chunk in known.chunks:
-                place = places[MetadataIndex(name, chunk.offsets)]
-                chunks.append(
-                    {
-                        "offsets": list(chunk.offsets),
-                        "sizes": list(chunk.sizes),
-                        "file": place.relative_path,
-                        "begin": place.offset,
-                        "bytes": place.length,
-                    }
-                )
+            chunks = [
+                {
+                    "offsets": list(chunk.offsets),
+                    "sizes": list(chunk.sizes),
+                    **places[name, tuple(chunk.offsets)],
+                }
+                for chunk in known.chunks
+            ]
             dtype = str(known.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "shape": list(known.size), "chunks": chunks}
         aside = self._folder / f".{INDEX}"
@@ -62,6 +113,12 @@ class IndexedWriter(FileSystemWriter):
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._folder / INDEX)
+        for each in lists:
+            each.unlink()
+
+    def _places_of(self, rank: int) -> Path:
+        """Return the path of a rank's list of places."""
+        return self._folder / f".places_{rank:05d}.json"
 
 
 class IndexedReader(FileSystemReader):

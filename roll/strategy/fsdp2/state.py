@@ -23,33 +23,45 @@ from roll.models import lora
 from roll.strategy.fsdp2.files import INDEX, IndexedReader, IndexedWriter
 from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.update import Update
+from roll.strategy.interfaces import Saving
 from roll.strategy.tensor_names import trained
-from roll.strategy.training.checkpoint_state import begin, finish
+from roll.strategy.training.checkpoint_state import begin, host_copy, saving
 from roll.strategy.training.random_states import set_random_states
 
 _TABLE = 256
 """Elements of the largest tensor of a state that does not depend on the parameter's size."""
 
 
-def save(
-    path: Path, model: PreTrainedModel, update: Update, reference: ReferenceCopy | None
-) -> None:
-    """Write the checkpoint. Collective."""
+def begin_save(
+    path: Path,
+    model: PreTrainedModel,
+    update: Update,
+    reference: ReferenceCopy | None,
+    *,
+    copied: bool,
+    optimizer: bool,
+) -> Saving:
+    """See `TrainStrategy.begin_save`. The ranks only plan here who writes what."""
     path.mkdir(parents=True, exist_ok=True)
-    tensors = _model_tensors(model) | _optimizer_tensors(model, update) | _copied(reference)
-    dcp_save(tensors, storage_writer=IndexedWriter(path))
+    tensors = _model_tensors(model) | _copied(reference)
+    if optimizer:
+        tensors |= _optimizer_tensors(model, update)
+    if copied:
+        tensors = {name: host_copy(tensor) for name, tensor in tensors.items()}
+    writer = IndexedWriter(path, copied=copied)
+    dcp_save(tensors, storage_writer=writer)
     progress = {
         "updates": update.schedule.updates,
         "optimizer": update.kind,
         "reference": reference is not None,
     }
-    finish(path, _identity(model), **progress)
+    return saving(path, _identity(model), writer.write, merge=writer.write_index, **progress)
 
 
 def load(
     path: Path, model: PreTrainedModel, update: Update, reference: ReferenceCopy | None
 ) -> None:
-    """Restore what `save` wrote. Collective.
+    """Restore what `begin_save` saved. Collective.
 
     The number of ranks may differ from that of the saving run. A rank that the saving run did not
     have keeps its random states.

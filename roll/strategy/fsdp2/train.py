@@ -31,8 +31,9 @@ from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
+from roll.strategy.interfaces import Saving
 from roll.strategy.training import forward
-from roll.strategy.training.checkpoint_state import save_trained
+from roll.strategy.training.checkpoint_state import save_now, save_trained
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
@@ -149,8 +150,18 @@ class Fsdp2Strategy(Generic[T]):
         """Yield the tensors of `export.full_weights` in the dtype of forward passes."""
         return export.full_weights(self._model.model, self._saved, self._dtype)
 
-    def save(self, path: Path) -> None:
-        state.save(path, self._model.model, require_trainable(self._update), self._reference)
+    def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
+        return state.begin_save(
+            path,
+            self._model.model,
+            require_trainable(self._update),
+            self._reference,
+            copied=copied,
+            optimizer=optimizer,
+        )
+
+    def save(self, path: Path, *, optimizer: bool = True) -> None:
+        save_now(self.begin_save(path, copied=False, optimizer=optimizer))
 
     def load(self, path: Path) -> None:
         state.load(path, self._model.model, require_trainable(self._update), self._reference)

@@ -8,6 +8,8 @@ other layout can load the checkpoint.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,34 +23,49 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models.load import load_config, load_tokenizer
 from roll.strategy.further_layers import further_layers
+from roll.strategy.interfaces import Saving
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import (
     begin,
     copy_processors,
-    finish,
     save_companions,
+    saving,
 )
 from roll.strategy.training.random_states import set_random_states
 
 
-def save(path: Path, model: MegatronModel, update: Update) -> None:
-    """Write the checkpoint. Collective.
+def begin_save(
+    path: Path, model: MegatronModel, update: Update, *, copied: bool, optimizer: bool
+) -> Saving:
+    """See `TrainStrategy.begin_save`.
 
     Raises:
-        CheckpointError: a rank could not write. All ranks raise the error.
+        CheckpointError: rank 0 could not begin to write. All ranks raise the error.
     """
     path.mkdir(parents=True, exist_ok=True)
-    try:
-        checkpoint.save(path / "model", model.chunks, update.optimizer, model.learns, model.sizes)
-    except McoreAdapterError as error:
-        raise CheckpointError(str(error)) from error
-    finish(path, identity(model), updates=update.schedule.updates)
+    with _as_ours():
+        began = checkpoint.begin(
+            path / "model",
+            model.chunks,
+            update.optimizer,
+            model.learns,
+            model.sizes,
+            copied=copied,
+            moments=optimizer,
+        )
+    return saving(
+        path,
+        identity(model),
+        _as_ours()(began.write),
+        merge=_as_ours()(began.complete),
+        updates=update.schedule.updates,
+    )
 
 
 def load(path: Path, model: MegatronModel, update: Update) -> None:
-    """Restore what `save` wrote. Collective, but the ranks wait for each other only at the end.
+    """Restore what `begin_save` saved. Collective, but ranks wait for each other only at the end.
 
     The layout may differ from that of the saving run. A rank that the saving run did not have keeps
     its random states.
@@ -66,6 +83,15 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
     update.schedule.updates = int(meta["updates"])
     set_random_states(rng)
     dist.barrier()
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise errors of mcore_adapter inside the block as CheckpointError."""
+    try:
+        yield
+    except McoreAdapterError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:

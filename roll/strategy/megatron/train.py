@@ -31,10 +31,12 @@ from roll.strategy.backend_setup import (
     require_adapter,
     require_trainable,
 )
+from roll.strategy.interfaces import Saving
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
+from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
 from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics
@@ -163,8 +165,12 @@ class MegatronStrategy:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         return export.full_weights(self._model)
 
-    def save(self, path: Path) -> None:
-        state.save(path, self._model, require_trainable(self._update))
+    def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
+        update = require_trainable(self._update)
+        return state.begin_save(path, self._model, update, copied=copied, optimizer=optimizer)
+
+    def save(self, path: Path, *, optimizer: bool = True) -> None:
+        save_now(self.begin_save(path, copied=False, optimizer=optimizer))
 
     def load(self, path: Path) -> None:
         state.load(path, self._model, require_trainable(self._update))

@@ -2,6 +2,9 @@
 
 A checkpoint is one folder. It holds the files that its backend writes, `rng_<rank>.json` for each
 rank, and `meta.json`, which identifies the model and the update. `meta.json` is written last.
+
+A save has two parts. The first is collective and takes the state of one moment. The second only
+writes files, so it can run in a thread while training goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from roll.models.vision.parts import sees
 from roll.strategy.further_layers import further_layers
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.hf_weights import write_weights
+from roll.strategy.interfaces import Saving
 from roll.strategy.training.random_states import random_states, read_random_states
 from roll.weight_sync.manifest import Manifest, TensorMeta
 
@@ -36,30 +41,90 @@ FORMAT = 2
 as pickles, which can run code when they are loaded."""
 
 
-def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
-    """Write the random states of this rank, then, after all ranks have, `meta.json`. Collective.
+def saving(
+    path: Path,
+    identity: dict[str, Any],
+    write: Callable[[], object],
+    *,
+    merge: Callable[[], object] = lambda: None,
+    **progress: Any,
+) -> Saving:
+    """Take the random states of this rank; return the save that writes them after the files of the
+    backend, and `meta.json` at its end.
 
     Args:
         path: folder of the checkpoint, which must exist.
         identity: description of the model for `check_identity`: `model_type`, `tensors` (name ->
             shape as a list) and, if the model has an adapter, `adapter`.
+        write: function that writes the backend's files of this rank.
+        merge: function that rank 0 calls after all ranks have written.
         progress: further values that the backend's `load` needs, as plain JSON.
     """
-    _rng_file(path).write_text(json.dumps(random_states()))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        meta = {"format": FORMAT, "world_size": dist.get_world_size(), **progress, **identity}
-        (path / "meta.json").write_text(json.dumps(meta, indent=1))
-    dist.barrier()
+    rng = json.dumps(random_states())
+    meta = {"format": FORMAT, "world_size": dist.get_world_size(), **progress, **identity}
+    about = json.dumps(meta, indent=1)
+
+    def write_all() -> None:
+        write()
+        _rng_file(path).write_text(rng)
+
+    def complete() -> None:
+        merge()
+        (path / "meta.json").write_text(about)
+
+    return Saving(partial(_written, path, write_all), partial(_written, path, complete))
+
+
+def save_now(save: Saving) -> None:
+    """Write a checkpoint that has begun. Collective.
+
+    Raises:
+        CheckpointError: a rank could not write. All ranks raise an error.
+    """
+    _on_all(save.write)
+    _on_all(save.complete if dist.get_rank() == 0 else lambda: None)
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy in the memory of the machine that shares nothing with `tensor`. A sharded
+    tensor stays sharded.
+
+    The copy is not in pinned memory: PyTorch would keep that for the process, in powers of two.
+    """
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _written(path: Path, work: Callable[[], None]) -> None:
+    """Call `work`; CheckpointError, which names `path`, if a file could not be written."""
+    try:
+        work()
+    except (OSError, RuntimeError) as error:  # PyTorch's writer raises RuntimeError
+        raise CheckpointError(f"checkpoint {path} could not be written: {error}") from error
+
+
+def _on_all(work: Callable[[], None]) -> None:
+    """Call `work`; raise an error on every rank if it failed on any. Collective."""
+    failed: Exception | None = None
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know of it
+        failed = error
+    every: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, None if failed is None else str(failed))
+    if failed is not None:
+        raise failed
+    for rank, problem in enumerate(every):
+        if problem is not None:
+            raise CheckpointError(f"rank {rank}: {problem}")
 
 
 def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Read what `finish` wrote: the content of `meta.json` and the random states of this rank.
+    """Read what `saving` wrote: the content of `meta.json` and the random states of this rank.
 
     The random states are None if the run that saved the checkpoint did not have this rank.
 
     Args:
-        identity: description of this run's model, as for `finish`.
+        identity: description of this run's model, as for `saving`.
 
     Raises:
         CheckpointError: a file is missing or damaged, or belongs to another model.

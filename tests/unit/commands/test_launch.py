@@ -11,7 +11,7 @@ import yaml
 
 from roll.commands.launch import launch, print_end
 from roll.config import load_config
-from roll.core.errors import SettingsChangedError
+from roll.core.errors import CheckpointError, SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.resume import mark_export
 from roll.pipeline.rlvr import RlvrPipeline
@@ -42,6 +42,16 @@ def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for
     assert launch(load_config(path, [home]), pipelines)["status"] == "finished"
     with pytest.raises(SettingsChangedError, match="seed: 0 -> 3"):
         launch(load_config(path, [home, "seed=3"]), pipelines)
+
+
+def test_a_run_does_not_begin_on_a_checkpoint_without_optimizers(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=4)
+    config = load_config(path).config
+    checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
+    with checkpoints.writing(RunState(step=2, sampler={}, optimizer=False)) as folder:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    with pytest.raises(CheckpointError, match=r"no state of the optimizers .*restart_optimizer"):
+        launch(load_config(path), {"rlvr": Unprepared})
 
 
 def test_the_end_of_a_run_says_each_score_once(

@@ -13,16 +13,18 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from roll.commands.memory.formula import Passes, activations, trained
-from roll.commands.memory.plan import Devices, check_fit, of_devices, of_roles
+from roll.commands.memory.formula import Needs, Passes, activations, copied_states, trained
+from roll.commands.memory.plan import Devices, RoleMemory, check_fit, of_devices, of_roles
 from roll.commands.memory.report import COLUMNS, report, table
 from roll.commands.memory.sizes import Learned, ModelSizes, count, learned, sizes_of
 from roll.config import load_config
 from roll.config.run import RunConfig
+from roll.config.sections.lifecycle import CheckpointConfig
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
     AdamW8bitConfig,
+    AdamWConfig,
     MuonConfig,
     OptimizerConfig,
     SgdConfig,
@@ -160,6 +162,21 @@ def test_moments_are_those_of_the_optimizer(optimizer: OptimizerConfig, moments:
     frozen = Learned(600, head=False)
     if isinstance(optimizer, MuonConfig):
         assert trained(SMALL, Fsdp2Config(), PASSES, frozen, optimizer).moments == 4 * 600 // 4
+
+
+def test_the_copy_of_a_checkpoint_is_of_weights_and_moments_and_counts_without_gpus(
+    tmp_path: Path,
+) -> None:
+    assert copied_states(SMALL, Fsdp2Config(), 4, WHOLE, AdamWConfig()) == 12 * 1000 // 4
+    assert copied_states(SMALL, Fsdp2Config(replicas=2), 4, WHOLE, None) == 4 * 1000 // 2
+    assert copied_states(SMALL, DeepspeedConfig(stage=0), 4, WHOLE, None) == 4 * 1000
+    config = recipe(tmp_path, "Qwen3-4B")
+    roles = [RoleMemory("actor_train", (0,), Needs(weights=5, copied=7))]
+    assert of_devices(config, roles, "cpu") == {0: {"actor_train": 12}}
+    assert of_devices(config, roles, "cuda")[0]["actor_train"] == 5
+    beside = CheckpointConfig(asynchronous=True)
+    lines = report(config.model_copy(update={"checkpoint": beside}), CUDA)[1]
+    assert any("actor_train: while a checkpoint is written" in line for line in lines)
 
 
 def test_steps_on_whole_parameters_need_the_largest_one() -> None:

@@ -22,7 +22,7 @@ from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.errors import DataError
 from roll.core.types import Prompt, Sample, Turn
 from roll.output_dir.sample_files import Origin, Split, sample_file, schema, write_samples
-from roll.pipeline.rollout_files import dump_rollouts
+from roll.pipeline.outputs.rollout_files import dump_rollouts
 from roll.rollout.types import Group, ScoredSample
 from roll.workers.sample_writer.table import table_of
 

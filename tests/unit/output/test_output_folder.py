@@ -14,6 +14,7 @@ import yaml
 from roll.cli import reported
 from roll.config import RlvrConfig, load_config
 from roll.core.errors import (
+    CheckpointError,
     ConfigError,
     DataError,
     SettingsChangedError,
@@ -22,6 +23,7 @@ from roll.core.errors import (
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.path_resolution import absolute_paths
 from roll.output_dir.resume import (
+    check_optimizer,
     finished_summary,
     make_writable,
     mark_export,
@@ -43,6 +45,19 @@ def test_an_output_dir_that_is_a_file_is_refused(tmp_path: Path, below: str) -> 
 def test_an_output_dir_is_made_and_left_empty(tmp_path: Path) -> None:
     make_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_checkpoint_without_optimizers_is_trained_on_only_when_asked(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=4)
+    config = load_config(path).config
+    checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
+    with checkpoints.writing(RunState(step=2, sampler={}, optimizer=False)):
+        pass
+    with pytest.raises(CheckpointError, match=r"no state of the optimizers .*restart_optimizer"):
+        check_optimizer(config)
+    check_optimizer(load_config(path, ["checkpoint.restart_optimizer=true"]).config)
+    check_optimizer(load_config(path, ["max_steps=2"]).config)  # only the export may be missing
+    check_optimizer(load_config(path, ["resume=never"]).config)
 
 
 def test_never_sets_the_earlier_run_aside(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from roll.output_dir.checkpoints import Checkpoints, RunState, load_sampler, loa
 from roll.output_dir.plain_json import ARRAY_FILE, encoded, write_plain
 from roll.output_dir.summary import summarize
 from roll.output_dir.trackers import JsonlTracker, read_records
-from roll.pipeline.rollout_files import dump_rollouts
+from roll.pipeline.outputs.rollout_files import dump_rollouts
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import from_disk

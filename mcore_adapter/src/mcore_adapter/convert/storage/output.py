@@ -45,7 +45,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
         try:
             with _locked(dst.parent):
                 _clear_abandoned(dst)
-                _check_space(dst.parent, num_bytes)
+                check_space(dst.parent, num_bytes)
                 with signals_delayed():
                     partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
                     partial.mkdir()
@@ -74,7 +74,7 @@ def refuse_existing(dst: Path) -> None:
         raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
 
 
-def _check_space(folder: Path, num_bytes: int) -> None:
+def check_space(folder: Path, num_bytes: int) -> None:
     """Raise `ConversionError` unless the disk of a folder has room for so many bytes."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:

@@ -1,0 +1,1 @@
+"""Files of a pipeline beside its records: checkpoints, and samples for people to read."""
