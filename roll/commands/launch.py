@@ -27,6 +27,7 @@ from roll.models.fetch import fetch
 from roll.output_dir.resume import check_optimizer, finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
 from roll.output_dir.trackers import check_trackers
+from roll.output_dir.upload import check_urls, fetched, is_url
 from roll.pipeline.agentic import AgenticPipeline
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
@@ -76,11 +77,12 @@ def launch(
         raise ConfigError("\n".join(map(str, wrong)))
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
+    check_urls(loaded.config)
     output_dir = Path(loaded.config.output_dir).expanduser().absolute()
     # The lock comes first, because the next calls also clean up what a killed run has left in the
     # folder.
     with RunLock(output_dir) as lock:
-        config, data = pipeline.prepare(loaded.config)
+        config, data = pipeline.prepare(_with_checkpoint_here(loaded.config, output_dir))
         placed = config.model_copy(update={"output_dir": str(output_dir)})
         summary = finished_summary(placed)
         if summary is not None:
@@ -149,6 +151,14 @@ def started(
             )
         # Entered last, so that it ends first: generation still calls workers, which must be alive.
         yield resources, cleanups.enter_context(LoopThread("roll-rollout"))
+
+
+def _with_checkpoint_here(config: RunConfig, output_dir: Path) -> RunConfig:
+    """Return the config with the path of a copy in place of a URL in `resume`; CheckpointError if
+    there is no complete checkpoint, or it cannot be copied."""
+    if not is_url(config.resume):
+        return config
+    return config.model_copy(update={"resume": str(fetched(config.resume, output_dir))})
 
 
 def _refuse_to_end_before_it_begins(config: RunConfig) -> None:

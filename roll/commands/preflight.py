@@ -38,6 +38,7 @@ from roll.envs.tools.passages import read_passages
 from roll.output_dir.replay_folder import open_replay
 from roll.output_dir.resume import check_optimizer, check_writable, steps_left
 from roll.output_dir.trackers import check_trackers
+from roll.output_dir.upload import check_urls
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
 from roll.rewards.judge.scoring import check_judged
@@ -82,6 +83,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_replay, config), False),
         (partial(check_writable, Path(config.output_dir).expanduser().absolute()), False),
         (partial(check_optimizer, config), False),
+        (partial(check_urls, config), True),
     ]
     found = []
     for check, only_here in checks:

@@ -40,7 +40,8 @@ class RunConfig(Config, ABC):
     """Number of steps after which the run ends."""
     resume: str = "auto"
     """Checkpoint to continue from. `auto`: the newest complete checkpoint in output_dir. `never`:
-    start from the beginning. Any other value is the path of a checkpoint."""
+    start from the beginning. Any other value is the path of a checkpoint, or the URL of a copy that
+    `checkpoint.upload` made, which is first copied to `fetched/` in output_dir."""
     stop_at: datetime | None = None
     """Date and time, such as `2030-01-31 18:00`, from which on no further step begins: the run
     saves a checkpoint and ends with code 75, as after SIGTERM. Without a zone: the machine's local

@@ -79,6 +79,8 @@ class Checkpoints:
         yet."""
         self.folder = folder
         self.config = config
+        self.held: Callable[[], frozenset[Path]] = frozenset
+        """Function that returns checkpoints that must not be deleted yet."""
 
     @contextmanager
     def writing(self, state: RunState) -> Iterator[Path]:
@@ -201,8 +203,9 @@ class Checkpoints:
             # Of equal values the newer one is kept.
             scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
             keep |= {step for _, step in scored[-self.config.keep_best :]}
+        held = self.held()
         for step, path in complete:
-            if step not in keep:
+            if step not in keep and path not in held:
                 # Renamed first, so that a kill during the deletion leaves nothing that looks
                 # complete.
                 doomed = path.with_name(f".writing_{path.name}")

@@ -172,8 +172,21 @@ class CheckpointConfig(Config):
     restart_optimizer: bool = False
     """Go on from a checkpoint without the state of the optimizers, which then begin anew: the run
     is not the same as without the interruption."""
+    upload: str | None = None
+    """URL of a folder to which each complete checkpoint is copied beside the steps, such as
+    `s3://bucket/run`; a scheme that fsspec knows. Copies are never deleted, so each run needs a URL
+    of its own. null: no copies."""
     export_hf: bool = True
     """Write the final weights as a Hugging Face folder `hf/`."""
+
+    @field_validator("upload")
+    @classmethod
+    def _is_url(cls, upload: str | None) -> str | None:
+        if upload is not None and "://" not in upload:
+            raise ValueError(
+                f"{upload!r} is no URL; write `s3://bucket/folder`, or `file:///folder` for a path"
+            )
+        return upload
 
     @property
     def prefers_high(self) -> bool:

@@ -35,7 +35,7 @@ WHOLE_KEYS: dict[str, str] = {
     "is_offload_optimizer_states_in_train_step": MOVES,
     "offload_nccl": DEAD,
     "system_envs": ENVIRON,
-    "checkpoint_config": "checkpoints are in `output_dir`; copy them with what your machines have",
+    "checkpoint_config": "they are in `output_dir`; `checkpoint.upload` copies them to a URL",
     "profiler_timeline": PROFILE,
     "profiler_memory": PROFILE,
     "profiler_output_dir": PROFILE,

@@ -16,6 +16,7 @@ from roll.core.errors import WaitTimeoutError
 from roll.core.threads.write_thread import Written
 from roll.distributed.cluster import Cluster
 from roll.output_dir.checkpoints import Checkpoints, Draft, RunState, require_written
+from roll.output_dir.upload import Uploads
 from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ class Saves:
         self._begun: list[tuple[Cluster[Any], Path]] = []
         """Clusters that have begun to write, and their folders."""
         self._write: _Write | None = None
+        self._uploads: Uploads | None = None
+        if checkpoints.config.upload is not None:
+            uploads = self._uploads = Uploads(checkpoints.config.upload, limit_s=limit_s)
+            checkpoints.held = lambda: uploads.held
 
     def save(
         self, state: RunState, states: Callable[[Path], None], config: Path, *, at_once: bool
@@ -72,11 +77,9 @@ class Saves:
             states(draft.folder)
             (draft.folder / "config.yaml").write_bytes(config.read_bytes())
         if self._beside:
-            self._write = _Write(
-                self._checkpoints.complete_draft, draft, self._begun, self._limit_s
-            )
+            self._write = _Write(self._complete, draft, self._begun, self._limit_s)
         else:
-            self._checkpoints.complete_draft(draft)
+            self._complete(draft)
 
     def save_role(self, cluster: Cluster[Any], folder: Path) -> None:
         """Have a cluster write its states into `folder`, or copy them and begin to write.
@@ -91,6 +94,12 @@ class Saves:
         cluster.call(TrainWorker.save, folder, optimizer=self._optimizer)
         require_written(folder / "meta.json")
 
+    def _complete(self, draft: Draft) -> None:
+        """Make a checkpoint complete, and have it copied to `checkpoint.upload`."""
+        self._checkpoints.complete_draft(draft)
+        if self._uploads is not None:
+            self._uploads.add(draft.final)
+
     def check(self) -> None:
         """Raise the error of a write that has failed or stopped growing, once; see `save`."""
         write, self._write = self._write, None
@@ -104,6 +113,9 @@ class Saves:
             self.check()
 
     def __enter__(self) -> Saves:
+        complete = self._checkpoints.complete()
+        if self._uploads is not None and complete:  # an earlier session may have been killed
+            self._uploads.add(complete[-1][1], replace=False)
         return self
 
     def __exit__(
@@ -117,6 +129,8 @@ class Saves:
                 self.wait()
             except Exception as other:  # noqa: BLE001 - the first error is the one to be told
                 logger.warning("it was not completed: %s", other)
+        if self._uploads is not None and (error is None or isinstance(error, Exception)):
+            self._uploads.wait()
 
 
 class _Write:

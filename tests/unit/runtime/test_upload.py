@@ -1,0 +1,112 @@
+"""Copies of checkpoints at URLs: complete or not taken for complete, tried again, never a reason to
+end a run. The file systems are those of fsspec, and one that fails as often as it is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from roll.config import load_config
+from roll.config.sections.lifecycle import CheckpointConfig
+from roll.core.errors import CheckpointError, ConfigError
+from roll.output_dir.checkpoints import Checkpoints, RunState
+from roll.output_dir.upload import Uploads, check_urls, fetched
+from roll.pipeline.outputs.saves import Saves
+from tests.runs import write_task
+
+
+class Flaky(LocalFileSystem):
+    """Local files; `failures` further copies fail."""
+
+    protocol = "flaky"
+    failures: ClassVar[int] = 0
+    copied: ClassVar[list[str]] = []
+
+    def put_file(self, local: str, path: str, **options: Any) -> None:
+        if Flaky.failures:
+            Flaky.failures -= 1
+            raise TimeoutError("the service is busy")
+        Flaky.copied.append(path)
+        super().put_file(local, path, **options)
+
+
+fsspec.register_implementation("flaky", Flaky, clobber=True)
+
+
+def write(checkpoints: Checkpoints, step: int) -> Path:
+    with checkpoints.writing(RunState(step=step, sampler={})) as folder:
+        (folder / "actor_train").mkdir()
+        (folder / "actor_train/shard").write_bytes(bytes(range(200)) * step)
+    return checkpoints.folder / f"step_{step:06d}"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_a_copy_ends_with_its_state_and_comes_back_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(Checkpoints(tmp_path / "all", CheckpointConfig()), 1)
+    Flaky.failures, Flaky.copied = 1, []
+    url = f"flaky://{tmp_path}/there"
+    uploads = Uploads(url, limit_s=60, pauses_s=(0.01,))
+    uploads.add(folder)
+    uploads.wait()
+    assert "TimeoutError: the service is busy; trying again in 0.01 s" in caplog.text
+    assert f"{url}/step_000001/actor_train/shard" in caplog.text
+    assert Flaky.copied[-1].endswith("step_000001/state.json")
+    assert contents(tmp_path / "there/step_000001") == contents(folder)
+    back = fetched(f"file://{tmp_path}/there/step_000001", tmp_path / "other")
+    assert back.is_relative_to(tmp_path / "other/fetched")
+    assert contents(back) == contents(folder)
+    (tmp_path / "there/step_000001/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint \(state\.json is missing"):
+        fetched(f"file://{tmp_path}/there/step_000001", tmp_path / "third")
+
+
+def test_a_copy_that_fails_is_named_and_again_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(Checkpoints(tmp_path / "all", CheckpointConfig()), 1)
+    Flaky.failures = 2
+    url = f"flaky://{tmp_path}/there"
+    uploads = Uploads(url, limit_s=60, pauses_s=(0.01,))
+    uploads.add(folder)
+    uploads.wait()
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert str(folder) in told[-2]
+    assert f"{url}/step_000001/actor_train/shard: TimeoutError" in told[-2]
+    assert told[-1].startswith(f"step_000001 is not at {url}: ")
+    assert not (tmp_path / "there/step_000001/state.json").exists()
+
+
+def test_checkpoints_stay_until_they_are_copied_and_a_later_session_makes_up_for_it(
+    tmp_path: Path,
+) -> None:
+    config = CheckpointConfig(keep_last=1, upload="memory://test_upload/run")
+    checkpoints = Checkpoints(tmp_path / "all", config)
+    write(checkpoints, 1)
+    there = fsspec.filesystem("memory")
+    with Saves(checkpoints, limit_s=60):
+        pass
+    assert there.exists("/test_upload/run/step_000001/state.json")
+    checkpoints.held = lambda: frozenset({checkpoints.folder / "step_000001"})
+    write(checkpoints, 2)
+    assert [step for step, _ in checkpoints.complete()] == [1, 2]
+
+
+def test_a_scheme_that_fsspec_does_not_know_is_refused(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    check_urls(load_config(path, ["checkpoint.upload=file:///anywhere"]).config)
+    for key in ("checkpoint.upload", "resume"):
+        with pytest.raises(ConfigError, match=rf"^{key}: fsspec cannot open s4://bucket"):
+            check_urls(load_config(path, [f"{key}=s4://bucket"]).config)
+    with pytest.raises(ValueError, match="is no URL; write"):
+        CheckpointConfig(upload="/anywhere")
