@@ -28,8 +28,8 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
     "initializer_range": 0.1,
     "attention_dropout": 0.0,
-    # A padding token would get no gradient in Hugging Face, being left out of its embedding.
-    "pad_token_id": None,
+    # A token that is in the rows: its embedding gets no gradient there.
+    "pad_token_id": 5,
     "bos_token_id": None,
     "eos_token_id": 1,
 }

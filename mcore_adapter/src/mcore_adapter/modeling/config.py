@@ -93,6 +93,8 @@ class ModelConfig:
     """True if the output layer shares the weight of the embedding."""
     vocab: int
     """Number of tokens in the vocabulary, without padding."""
+    pad: int | None
+    """Token whose embedding is not trained; None: all are."""
     longest: int
     """Number of tokens of the longest sequence; has no effect on rotary models."""
     vision: Vision | None
@@ -134,9 +136,16 @@ def model_config(
         local_rope=local,
         tied=config.flag("tie_word_embeddings"),
         vocab=config["vocab_size"],
+        pad=_pad(config),
         longest=config["max_position_embeddings"],
         vision=fields.vision,
     )
+
+
+def _pad(config: Config) -> int | None:
+    """Return the padding token; a negative one counts from the end, as in PyTorch's embeddings."""
+    token = config["pad_token_id"]
+    return None if token is None else int(token) % int(config["vocab_size"])
 
 
 def _local_rope(config: Config, fields: Fields) -> Rope | None:

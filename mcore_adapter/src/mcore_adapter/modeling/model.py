@@ -28,7 +28,7 @@ with quiet_imports():
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
     from mcore_adapter.modeling.mtp import GPTModelWithMTP
     from mcore_adapter.modeling.specs import HAVE_TE, block_spec, mtp_spec
-    from mcore_adapter.modeling.traits import cap_logits, scale_embedding
+    from mcore_adapter.modeling.traits import cap_logits, leave_out_padding, scale_embedding
     from mcore_adapter.modeling.vision.model import GPTModelWithTower, check_deepstack
 
 
@@ -155,6 +155,9 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         **further,
     )
     _set_rope(model, made)
+    # Layers that predict further tokens have the embedding on the last stage, too.
+    if made.pad is not None and hasattr(model, "embedding"):
+        leave_out_padding(model, made.pad)
     if model.pre_process and made.traits.embedding_scale != 1.0:
         scale_embedding(model, made.traits.embedding_scale)
     if model.post_process and made.traits.logit_cap is not None:

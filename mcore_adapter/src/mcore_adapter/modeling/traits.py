@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import VocabParallelEmbedding
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -143,6 +144,22 @@ class NormedValues(LocallyRotated):
         value = normalised(grouped[..., -width:], self.config.layernorm_epsilon).to(key.dtype)
         query = query.flatten(-2).unflatten(-1, (-1, width))
         return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+def leave_out_padding(model: GPTModel, token: int) -> None:
+    """Let the embedding of the padding token get no gradient where the token is read, as in
+    transformers. In a tied head it still gets one as a token that is predicted."""
+
+    def leave_out(module: VocabParallelEmbedding, given: tuple[Tensor], output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        pads = given[0] == token
+        if module.reduce_scatter_embeddings:  # each rank has a part of the positions, in front
+            group = module.tp_group
+            pads = pads.T.chunk(group.size())[group.rank()]
+        output.register_hook(lambda grad: grad.masked_fill(pads[..., None], 0.0))
+
+    model.embedding.word_embeddings.register_forward_hook(leave_out)
 
 
 def scale_embedding(model: GPTModel, scale: float) -> None:

@@ -56,6 +56,7 @@ _COUNTS = {
     "index_n_heads": 1,
     "index_topk_freq": 0,
     "index_skip_topk_offset": 0,
+    "pad_token_id": -1,
 }
 """Least value of each key that holds a count."""
 _FLAGS = (
@@ -108,6 +109,7 @@ _NULL_SAYS_NONE = (
     "num_global_key_value_heads",
     "per_layer_config",
     "final_logit_softcapping",
+    "pad_token_id",
 )
 """Keys for which null is a value of its own."""
 _LISTS_OF_KINDS = ("layer_types", "mlp_layer_types", "indexer_types")

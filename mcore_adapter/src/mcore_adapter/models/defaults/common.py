@@ -14,6 +14,7 @@ COMMON: Defaults = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
+    "pad_token_id": None,
 }
 """Defaults of most model types. `num_key_value_heads` null: as many heads of keys and values as of
 queries. `head_dim` null: the hidden size divided by the number of heads."""

@@ -8,6 +8,7 @@ _GEMMA: Defaults = {
     **{name: value for name, value in COMMON.items() if name != "hidden_act"},
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
+    "pad_token_id": 0,
 }
 
 DENSE: dict[str, Defaults] = {
@@ -61,6 +62,7 @@ DENSE: dict[str, Defaults] = {
     },
     "seed_oss": {
         **COMMON,
+        "pad_token_id": 1,
         "vocab_size": 155136,
         "hidden_size": 4096,
         "intermediate_size": 27648,
@@ -75,6 +77,7 @@ DENSE: dict[str, Defaults] = {
     },
     "ministral3": {
         **COMMON,
+        "pad_token_id": 11,
         "vocab_size": 131072,
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -100,6 +103,7 @@ DENSE: dict[str, Defaults] = {
     },
     "phi3": {
         **COMMON,
+        "pad_token_id": 32000,
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -112,6 +116,7 @@ DENSE: dict[str, Defaults] = {
     },
     "glm4": {
         **COMMON,
+        "pad_token_id": 151329,
         "vocab_size": 151552,
         "hidden_size": 4096,
         "intermediate_size": 13696,
