@@ -36,7 +36,7 @@ from roll.core.types import GenerateRequest, Heartbeat, RankInfo, Sample, Worker
 from roll.distributed.cluster import Cluster, Launcher, P, Placement, W
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.distributed.worker import Worker
-from roll.strategy.interfaces import B, LoadReport
+from roll.strategy.interfaces import B, LoadReport, Saving
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import SendReport
@@ -159,7 +159,10 @@ class ScriptedStrategy:
 
     def close(self) -> None: ...
 
-    def save(self, path: Path) -> None: ...
+    def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
+        return Saving(lambda: None, lambda: None)
+
+    def save(self, path: Path, *, optimizer: bool = True) -> None: ...
 
     def load(self, path: Path) -> None: ...
 
