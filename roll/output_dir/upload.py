@@ -16,9 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.core import url_to_fs
-
 from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError, ConfigError
 from roll.output_dir.checkpoints import STATE, write_folder
@@ -42,6 +39,8 @@ def check_urls(config: RunConfig) -> None:
     for key, url in named.items():
         if url is None or not is_url(url):
             continue
+        import fsspec  # at its first use: most runs copy nothing
+
         try:
             fsspec.get_filesystem_class(url.partition("://")[0])
         except (ImportError, ValueError) as error:
@@ -134,7 +133,7 @@ class Uploads:
         for pause_s in (*self._pauses_s, None):
             self._moved_s = time.monotonic()
             try:
-                fs, path = url_to_fs(url)
+                fs, path = _file_system(url)
                 return work(fs, path)
             except Exception as error:
                 what = f"{url}: {type(error).__name__}: {error}"
@@ -188,7 +187,7 @@ def fetched(url: str, output_dir: Path) -> Path:
             fs.get_file(path, str(file))
 
     try:
-        fs, root = url_to_fs(url)
+        fs, root = _file_system(url)
         if not fs.exists(f"{root}/{STATE}"):
             raise CheckpointError(f"resume: {url} is no complete checkpoint ({STATE} is missing)")
         found = fs.find(root)
@@ -202,3 +201,11 @@ def fetched(url: str, output_dir: Path) -> Path:
             f"resume: {url} cannot be copied: {type(error).__name__}: {error}"
         ) from error
     return folder
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path there."""
+    from fsspec.core import url_to_fs
+
+    found: tuple[Any, str] = url_to_fs(url)
+    return found
