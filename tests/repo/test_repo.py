@@ -38,9 +38,11 @@ def test_every_example_is_checked_in_under_two_seconds_without_torch(path: Path)
 
 
 def cpu_s(command: list[str]) -> float:
-    """CPU time of a command that succeeds, in seconds."""
+    """CPU time of a command that succeeds, in seconds, with the bytecode of earlier ones, as a user
+    has it."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = os.times()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     after = os.times()
     assert done.returncode == 0, done.stdout + done.stderr
     spent_user = after.children_user - before.children_user
