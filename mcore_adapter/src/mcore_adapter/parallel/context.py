@@ -8,10 +8,13 @@ Megatron-Core cuts rotary angles. In attention the ranks exchange tokens for hea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import (
+    all_to_all,
+    reduce_from_tensor_model_parallel_region,
+)
 from torch import Tensor
 
 
@@ -70,7 +73,9 @@ def joined(mine_M: Tensor, part_M: Tensor, size: int, group: dist.ProcessGroup) 
         part_M: this rank's values, `[M, ...]`.
     """
     empty = part_M.new_zeros(size, *part_M.shape[1:])
-    found: Tensor = _Sum.apply(empty.index_put((mine_M,), part_M), group)
+    found: Tensor = reduce_from_tensor_model_parallel_region(
+        empty.index_put((mine_M,), part_M), group=group
+    )
     return found
 
 
@@ -87,7 +92,7 @@ def to_heads(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     repeats = group.size() // part.shape[2]
     if repeats > 1:
         part = part.repeat_interleave(repeats, dim=2)
-    return _in_order(_Exchange.apply(part, group, 2, 0), _order(group.size()))
+    return _in_order(_exchanged(part, group, 2, 0), _order(group.size()))
 
 
 def to_tokens(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -95,8 +100,7 @@ def to_tokens(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     `[T, B, heads / ranks, width]`. A collective."""
     order = _order(group.size())
     back = [order.index(place) for place in range(len(order))]
-    found: Tensor = _Exchange.apply(_in_order(whole, back), group, 0, 2)
-    return found
+    return _exchanged(_in_order(whole, back), group, 0, 2)
 
 
 def _order(ranks: int) -> list[int]:
@@ -111,36 +115,7 @@ def _in_order(whole: Tensor, order: Sequence[int]) -> Tensor:
     return torch.cat([pieces[place] for place in order])
 
 
-class _Exchange(torch.autograd.Function):
-    """Send each rank a part along an axis, and join the received parts along another."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
-        ctx.group, ctx.cut, ctx.join = group, cut, join
-        return _exchanged(x, group, cut, join)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchanged(grads[0], ctx.group, ctx.join, ctx.cut), None, None, None
-
-
 def _exchanged(x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
     """Send rank i the i-th part of `x` along axis `cut`; join those received along axis `join`."""
-    ours = torch.stack(x.chunk(group.size(), dim=cut))
-    theirs = torch.empty_like(ours)
-    dist.all_to_all_single(theirs, ours, group=group)
+    theirs: Tensor = all_to_all(group, torch.stack(x.chunk(group.size(), dim=cut)))
     return torch.cat(theirs.unbind(), dim=join)
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over the ranks, whose gradient is passed on as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = mine.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
