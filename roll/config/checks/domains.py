@@ -8,6 +8,10 @@ from roll.config.algorithm import OverlongPenaltyConfig
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.domain import DomainConfig
+from roll.config.sections.roles import Role
+
+_LEARNING_BESIDE = {"gae": Role.CRITIC, "prime": Role.PROCESS_REWARD}
+"""Kind of advantage -> the role that it needs."""
 
 
 def domain_problems(config: RlvrBase) -> Iterator[str]:
@@ -16,8 +20,7 @@ def domain_problems(config: RlvrBase) -> Iterator[str]:
         yield from _tag(config, tag)
         yield from _weights(config, tag, domain)
         yield from _limit(config, tag, domain)
-    yield from _critic(config)
-    yield from _process_reward(config)
+    yield from _learning_beside(config)
 
 
 def _tag(config: RlvrBase, tag: str) -> Iterator[str]:
@@ -68,29 +71,16 @@ def _limit(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
             )
 
 
-def _critic(config: RlvrBase) -> Iterator[str]:
-    """Yield tags of which the estimator needs a critic while that of the run does not, or the other
-    way round: a critic learns from all samples."""
+def _learning_beside(config: RlvrBase) -> Iterator[str]:
+    """Yield tags of which the estimator needs a role that learns beside the policy while that of
+    the run does not, or the other way round: such a role learns from all samples."""
     run = config.algorithm.advantage.kind
     for tag, domain in config.domains.items():
         own = domain.advantage.kind if domain.advantage else run
-        if (own == "gae") != (run == "gae"):
-            yield (
-                f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the critic of gae "
-                "learns from all samples; use gae for every tag (its settings may differ) or for "
-                "none"
-            )
-
-
-def _process_reward(config: RlvrBase) -> Iterator[str]:
-    """Yield tags of which the estimator needs a `process_reward` role while that of the run does
-    not, or the other way round: the role learns from all samples."""
-    run = config.algorithm.advantage.kind
-    for tag, domain in config.domains.items():
-        own = domain.advantage.kind if domain.advantage else run
-        if (own == "prime") != (run == "prime"):
-            yield (
-                f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the process_reward "
-                "of prime learns from all samples; use prime for every tag (its settings may "
-                "differ) or for none"
-            )
+        for kind, role in _LEARNING_BESIDE.items():
+            if (own == kind) != (run == kind):
+                yield (
+                    f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the {role} of "
+                    f"{kind} learns from all samples; use {kind} for every tag (its settings may "
+                    "differ) or for none"
+                )
