@@ -83,14 +83,6 @@ class Checkpoints:
         """Function that returns checkpoints that must not be deleted yet."""
 
     @contextmanager
-    def writing(self, state: RunState) -> Iterator[Path]:
-        """Open a folder for a new checkpoint. When the block ends without an error, the checkpoint
-        is complete, and those that need not be kept are deleted."""
-        with self.drafted(state) as draft:
-            yield draft.folder
-        self.complete_draft(draft)
-
-    @contextmanager
     def drafted(self, state: RunState) -> Iterator[Draft]:
         """Open a folder for a new checkpoint. When the block ends without an error, the state of
         the driver is in it, and the caller goes on to `complete_draft`.

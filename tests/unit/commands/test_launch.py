@@ -17,6 +17,7 @@ from roll.output_dir.resume import mark_export
 from roll.pipeline.rlvr import RlvrPipeline
 from tests.rlvr_file import RUN, loaded
 from tests.runs import write_task
+from tests.unit.runtime.written_checkpoints import writing
 
 
 class Unprepared(RlvrPipeline):
@@ -34,7 +35,7 @@ def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for
     path = write_task(tmp_path, max_steps=2)
     config = load_config(path, [home]).config
     checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
-    with checkpoints.writing(RunState(step=2, sampler={})) as folder:
+    with writing(checkpoints, RunState(step=2, sampler={})) as folder:
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     (tmp_path / "out" / "hf").mkdir()
     mark_export(tmp_path / "out" / "hf", 2)
@@ -48,7 +49,7 @@ def test_a_run_does_not_begin_on_a_checkpoint_without_optimizers(tmp_path: Path)
     path = write_task(tmp_path, max_steps=4)
     config = load_config(path).config
     checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
-    with checkpoints.writing(RunState(step=2, sampler={}, optimizer=False)) as folder:
+    with writing(checkpoints, RunState(step=2, sampler={}, optimizer=False)) as folder:
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with pytest.raises(CheckpointError, match=r"no state of the optimizers .*restart_optimizer"):
         launch(load_config(path), {"rlvr": Unprepared})

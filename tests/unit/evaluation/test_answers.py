@@ -16,6 +16,7 @@ from roll.core.errors import ConfigError, SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.resume import mark_export
 from tests.fakes import group
+from tests.unit.runtime.written_checkpoints import writing
 
 SETTINGS = {"model": {"seed": 0}, "rows": "abc"}
 
@@ -69,7 +70,7 @@ def test_a_failed_reward_counts_neither_way_and_is_reported() -> None:
 def run_with_checkpoints(folder: Path, steps: list[int]) -> Path:
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig(keep_last=9))
     for step in steps:
-        with checkpoints.writing(RunState(step=step, sampler={})) as written:
+        with writing(checkpoints, RunState(step=step, sampler={})) as written:
             (written / "config.yaml").write_text(yaml.safe_dump({}))
     return folder
 

@@ -12,10 +12,11 @@ from roll.core.errors import CheckpointError
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_state, require_written
 from roll.output_dir.resume import find_start, finished_summary, where_it_goes_on
 from tests.rlvr_file import RUN, loaded
+from tests.unit.runtime.written_checkpoints import writing
 
 
 def write(checkpoints: Checkpoints, step: int, **carried: float) -> None:
-    with checkpoints.writing(RunState(step=step, sampler={}, carried=carried)) as folder:
+    with writing(checkpoints, RunState(step=step, sampler={}, carried=carried)) as folder:
         (folder / "weights").write_text(str(step))
 
 
@@ -88,8 +89,8 @@ def test_an_end_by_a_signal_tells_which_steps_are_done_again(tmp_path: Path) -> 
     path.write_text(RUN)
     config = loaded(path, "max_steps=9", f"output_dir={tmp_path}/out")
     assert where_it_goes_on(config) == "the same command begins anew (there is no checkpoint yet)"
-    with Checkpoints(tmp_path / "out/checkpoints", config.checkpoint).writing(
-        RunState(step=4, sampler={})
+    with writing(
+        Checkpoints(tmp_path / "out/checkpoints", config.checkpoint), RunState(step=4, sampler={})
     ):
         pass
     goes_on = "the same command goes on with step 4 of 9, from its last checkpoint"
@@ -111,11 +112,11 @@ def test_a_checkpoint_without_its_validation_is_neither_complete_nor_ranked(
     best = CheckpointConfig(keep_last=1, keep_best=1, best_metric="val/t/mean@1")
     folder = Checkpoints(tmp_path / "out/checkpoints", best)
     for step, carried in ((1, {"val/t/mean@1": 0.5}), (2, None)):
-        with folder.writing(RunState(step=step, sampler={}, carried=carried)):
+        with writing(folder, RunState(step=step, sampler={}, carried=carried)):
             pass
     assert [step for step, _ in folder.complete()] == [1, 2]
     assert not find_start(config).recorded
     assert finished_summary(config) is None
-    with folder.writing(RunState(step=2, sampler={})):
+    with writing(folder, RunState(step=2, sampler={})):
         pass
     assert finished_summary(config) is not None

@@ -33,6 +33,7 @@ from roll.output_dir.resume import (
 from roll.output_dir.summary import read_summary
 from roll.output_dir.whole_file import replace_file
 from tests.runs import write_task
+from tests.unit.runtime.written_checkpoints import writing
 
 
 @pytest.mark.parametrize("below", ["", "/below"])
@@ -51,7 +52,7 @@ def test_a_checkpoint_without_optimizers_is_trained_on_only_when_asked(tmp_path:
     path = write_task(tmp_path, max_steps=4)
     config = load_config(path).config
     checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
-    with checkpoints.writing(RunState(step=2, sampler={}, optimizer=False)):
+    with writing(checkpoints, RunState(step=2, sampler={}, optimizer=False)):
         pass
     with pytest.raises(CheckpointError, match=r"no state of the optimizers .*restart_optimizer"):
         check_optimizer(config)
@@ -74,7 +75,7 @@ def test_a_run_is_finished_when_nothing_is_missing(tmp_path: Path) -> None:
     assert finished_summary(config) is None
     scores = {"val/t/mean@1": 0.5}
     state = RunState(step=2, sampler={}, carried=scores, wall_s=7.0)
-    with Checkpoints(out / "checkpoints", config.checkpoint).writing(state):
+    with writing(Checkpoints(out / "checkpoints", config.checkpoint), state):
         pass
     assert finished_summary(config) is None  # neither the record nor hf/
     records = [{"step": 0, "reward/mean": 0.0, "time/step_s": 1.0}, {"step": 2, **scores}]
@@ -174,8 +175,8 @@ def test_a_finished_folder_is_refused_by_the_settings_that_are_other_ones(tmp_pa
     path = write_task(tmp_path, max_steps=7)
     config = load_config(path).config
     state = RunState(step=7, sampler={})
-    with Checkpoints(Path(config.output_dir) / "checkpoints", config.checkpoint).writing(
-        state
+    with writing(
+        Checkpoints(Path(config.output_dir) / "checkpoints", config.checkpoint), state
     ) as f:
         (f / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     for same in ([], ["track.rollouts_every=5", "checkpoint.keep_last=1"]):

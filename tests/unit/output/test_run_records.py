@@ -31,6 +31,7 @@ from roll.rollout.types import Group, ScoredSample
 from tests.fakes import from_disk
 from tests.full_disk import files_up_to
 from tests.pictures import coloured, file_of
+from tests.unit.runtime.written_checkpoints import writing
 
 NAN = math.nan
 STOP = FinishReason.STOP
@@ -122,7 +123,7 @@ def test_the_best_checkpoint_is_the_best_number(
     checkpoints = Checkpoints(tmp_path, config)
     for step, value in enumerate(values, start=1):
         state = RunState(step=step, sampler={}, carried={metric: value})
-        with checkpoints.writing(state):
+        with writing(checkpoints, state):
             pass
     assert {step for step, _ in checkpoints.complete()} == {5, kept or 5}
 
@@ -179,7 +180,7 @@ def test_a_key_that_is_no_string_is_refused_wherever_it_is(value: Any) -> None:
 def test_a_state_is_readable_and_its_tokens_are_beside_it(tmp_path: Path) -> None:
     waiting = [{"version": 1, "group": to_plain(group(1000))} for _ in range(20)]
     state = RunState(step=1, sampler={"scheduler": {"waiting": waiting}})
-    with Checkpoints(tmp_path, CheckpointConfig()).writing(state) as folder:
+    with writing(Checkpoints(tmp_path, CheckpointConfig()), state) as folder:
         pass
     assert not folder.exists()
     path = tmp_path / "step_000001"
@@ -288,7 +289,7 @@ def test_a_state_whose_arrays_are_missing_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_state_that_looks_complete(tmp_path: Path, limit: int) -> None:
     state = RunState(step=1, sampler={"waiting": [to_plain(group(5000))]})
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
-    with files_up_to(limit), pytest.raises(OSError), checkpoints.writing(state):
+    with files_up_to(limit), pytest.raises(OSError), writing(checkpoints, state):
         pass
     assert checkpoints.complete() == []
     assert list(tmp_path.iterdir()) == []

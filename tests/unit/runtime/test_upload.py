@@ -18,6 +18,7 @@ from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.upload import Uploads, check_urls, fetched
 from roll.pipeline.outputs.saves import Saves
 from tests.runs import write_task
+from tests.unit.runtime.written_checkpoints import writing
 
 
 class Flaky(LocalFileSystem):
@@ -39,7 +40,7 @@ fsspec.register_implementation("flaky", Flaky, clobber=True)
 
 
 def write(checkpoints: Checkpoints, step: int) -> Path:
-    with checkpoints.writing(RunState(step=step, sampler={})) as folder:
+    with writing(checkpoints, RunState(step=step, sampler={})) as folder:
         (folder / "actor_train").mkdir()
         (folder / "actor_train/shard").write_bytes(bytes(range(200)) * step)
     return checkpoints.folder / f"step_{step:06d}"
