@@ -23,6 +23,7 @@ from roll.core.errors import DataError, RollError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, Sample, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.distributed.on_ray.environment import WORKER_TOKEN
 from roll.distributed.remote_contents import CONTENTS_APART, fetch_samples
 from roll.distributed.remote_values import RemoteValue, fetch, store
 from roll.distributed.worker import Worker
@@ -59,10 +60,10 @@ class Spawner(Worker):
         told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
         return int(told.stdout)
 
-    def share_memory(self) -> str:
-        """Shared memory that is kept; its name in /dev/shm."""
+    def share_memory(self) -> tuple[str, str]:
+        """Shared memory that is kept; its name in /dev/shm, and the mark of this worker."""
         self.memory = SharedMemory(create=True, size=1)
-        return self.memory.name
+        return self.memory.name, f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}"
 
 
 class Adder(Spawner):

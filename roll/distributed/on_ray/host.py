@@ -70,7 +70,7 @@ class _HostBase:
                 environment.
         """
         add_to_environment(secrets)
-        start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
+        start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}", tracker=True)
         give_back_each_minute()
         if WITHOUT_TRITON in os.environ:
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ open file.
 Python's resource tracker is the last to end. It alone knows the names of shared memory and
 semaphores in /dev/shm that its processes have made, as those of vLLM do, and it removes them when
 all of these have ended. If it were killed with them, their memory would be taken until the machine
-is started again. A name says nothing of its owner, so nobody else could remove it safely.
+is started again. A name says nothing of its owner, so nobody else could remove it safely. Ray kills
+the children and the process group of a worker, so the reaper starts the worker's tracker, when it
+is needed.
 
 The reaper leaves the process tree of the worker at once, because Ray kills that tree. It sleeps
 until the worker has ended, kills all processes that carry the token, and exits. The driver has a
@@ -45,15 +47,31 @@ again that was killed before Ray, and a process shows no environment while the k
 program, which takes long on a busy machine."""
 
 
-def start_reaper(token: str) -> None:
+def start_reaper(token: str, *, tracker: bool = False) -> None:
     """Start a reaper for this process. The reaper itself does not carry the token.
 
     Args:
         token: text `NAME=value` of the environment variable that marks the processes.
+        tracker: let the reaper start the resource tracker of this process and its children.
     """
     command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), token]
-    # The first process only forks and exits, so this wait is short.
-    subprocess.run(command, env={}, stdin=subprocess.DEVNULL, check=True, timeout=60)
+    if not tracker:
+        _run(command)
+        return
+    from multiprocessing import resource_tracker  # here, as the reaper itself does without it
+
+    names, told = os.pipe()
+    _run([*command, str(names)], names)
+    os.close(names)
+    # As multiprocessing itself does in a child, whose names go to the tracker of its parent.
+    vars(resource_tracker._resource_tracker).update(_fd=told, _pid=None)
+
+
+def _run(command: list[str], *descriptors: int) -> None:
+    """Run the reaper's first process, which only forks and exits, so this wait is short."""
+    subprocess.run(
+        command, env={}, stdin=subprocess.DEVNULL, pass_fds=descriptors, check=True, timeout=60
+    )
 
 
 def started(pid: int) -> str | None:
@@ -147,27 +165,60 @@ def end_marked(
     return empty == LOOKS
 
 
-def _wait_for_exit(pid: int) -> None:
-    """Block until a process has ended; return at once if it does not exist."""
+def _wait_for_exit(pid: int, token: str, names: int | None) -> None:
+    """Block until a process has ended; return at once if it does not exist.
+
+    Args:
+        names: end of the pipe at which the resource tracker is to read names; it is started with
+            the first one. None: there is none to start.
+    """
+    poll, limit_ms = select.poll(), None
+    if names is not None:
+        poll.register(names, select.POLLIN)
     if hasattr(os, "pidfd_open"):
         try:
-            poll = select.poll()
             poll.register(os.pidfd_open(pid), select.POLLIN)
         except OSError:
             return
-        poll.poll()
-        return
+    else:
+        limit_ms = 500
     while True:
-        try:
-            os.kill(pid, 0)
-        except OSError:
+        ready = dict(poll.poll(limit_ms))
+        if names is not None and names in ready:
+            poll.unregister(names)
+            if ready.pop(names) & select.POLLIN:
+                _start_tracker(names, token)
+            os.close(names)
+            names = None
+        elif ready or (limit_ms and not _exists(pid)):
             return
-        time.sleep(0.5)
 
 
-def _main(pid: int, token: str) -> None:
+def _start_tracker(names: int, token: str) -> None:
+    """Start Python's resource tracker as a child of this process. It carries the token, so that its
+    end is waited for."""
+    code = f"from multiprocessing.resource_tracker import main; main({names})"
+    name, _, value = token.partition("=")
+    command = [sys.executable, "-I", "-S", "-c", code]
+    subprocess.Popen(command, env={name: value}, pass_fds=[names])
+
+
+def _exists(pid: int) -> bool:
+    """Return whether there is a process with this id."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _main(pid: int, token: str, names: int | None = None) -> None:
     """Leave a detached process that waits for the end of `pid`, then ends all processes with
-    `token`; it ignores end signals."""
+    `token`; it ignores end signals.
+
+    Args:
+        names: see `_wait_for_exit`.
+    """
     if os.fork():
         return
     os.setsid()
@@ -176,12 +227,13 @@ def _main(pid: int, token: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # otherwise a pipe of a shell or a test would stay open
         os.dup2(null, descriptor)
-    _wait_for_exit(pid)
+    _wait_for_exit(pid, token, names)
     end_marked(token, GIVE_UP_S)
     for _ in range(LATE_LOOKS):
         time.sleep(1)
-        kill_marked(token)
+        kill_marked(token, spare_trackers=True)
+    end_marked(token, GIVE_UP_S)
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

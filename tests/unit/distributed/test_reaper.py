@@ -24,6 +24,21 @@ OWNER = (
     "import sys, time; from roll.distributed.processes.reaper import start_reaper\n"
     "start_reaper(sys.argv[1]); print(flush=True); time.sleep(600)"
 )
+TRACKED_OWNER = """
+import os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+from roll.distributed.processes.reaper import start_reaper
+start_reaper(sys.argv[1], tracker=True)
+memory = SharedMemory(create=True, size=1)
+if not (child := os.fork()):
+    memory = SharedMemory(create=True, size=1)
+    released = SharedMemory(create=True, size=1)
+    released.unlink()
+    print(memory.name, flush=True)
+    time.sleep(600)
+print(memory.name, flush=True)
+time.sleep(600)
+"""
 ROOT = Path(__file__).parents[3]
 
 
@@ -144,6 +159,26 @@ def test_a_tracker_that_does_not_end_is_killed() -> None:
             file.unlink(missing_ok=True)
 
 
+def test_a_worker_s_tracker_lives_on_when_its_children_and_its_group_are_killed() -> None:
+    command = [sys.executable, "-c", TRACKED_OWNER, f"MARK={uuid.uuid4().hex}"]
+    owner = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert owner.stdout is not None
+    assert owner.stderr is not None
+    files = [Path("/dev/shm", owner.stdout.readline().decode().strip()) for _ in range(2)]
+    assert [file.is_file() for file in files] == [True, True]
+    for child in psutil.Process(owner.pid).children(recursive=True):
+        child.kill()
+    os.killpg(owner.pid, signal.SIGKILL)
+    owner.wait(timeout=10)
+    deadline = time.monotonic() + 30
+    while any(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [file.exists() for file in files] == [False, False]
+    assert owner.stderr.read() == b""
+
+
 def test_nothing_to_end_is_the_end_too() -> None:
     assert end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=60)
 
@@ -152,15 +187,27 @@ def test_a_time_that_is_over_is_said() -> None:
     assert not end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=0)
 
 
-def test_a_reaper_finds_a_process_that_shows_its_mark_late() -> None:
-    token = uuid.uuid4().hex
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, f"MARK={token}"], cwd=ROOT, stdout=subprocess.PIPE
-    )
+def ended_owner(token: str) -> None:
+    """Start a process with a reaper and kill it."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, token], cwd=ROOT, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     owner.stdout.readline()
     owner.kill()
     owner.wait()
+
+
+def test_a_reaper_finds_a_process_that_shows_its_mark_late() -> None:
+    token = uuid.uuid4().hex
+    ended_owner(f"MARK={token}")
     time.sleep(0.7)
     late = sleeper(MARK=token)
     assert late.wait(timeout=20) == -signal.SIGKILL
+
+
+def test_a_tracker_that_shows_its_mark_late_is_left_to_end() -> None:
+    token = uuid.uuid4().hex
+    ended_owner(f"MARK={token}")
+    time.sleep(0.7)
+    code = "import time; time.sleep(3)  # as if it were a resource_tracker"
+    late = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], env={"MARK": token})
+    assert late.wait(timeout=20) == 0
