@@ -100,7 +100,7 @@ def check_history(name: str, config: EnvironmentConfig, turns: Turns) -> None:
         config: its settings.
         turns: renderer with the chat template.
     """
-    if config.history == "keep" or not turns.template.chat_template:
+    if config.history != "fork" or not turns.template.chat_template:
         return
     reason = ""
     if turns.template.chat_template is True and CHANNEL in str(turns.tokenizer.chat_template):

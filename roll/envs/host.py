@@ -339,7 +339,8 @@ class EnvHost:
         messages = () if over and not said else self._said(said, seats)
         text = "\n".join(message.content for message in messages)
         rewards, begins = seats.rewards(info), False if over else seats.begins(info)
-        anew, tokens = begins or bool(info.get(NEW_CONTEXT)), array("i")
+        forgets = self.config.history == "forget" or bool(info.get(NEW_CONTEXT))
+        anew, tokens = begins or forgets, array("i")
         follows: int | None = None
         if over:
             pass

@@ -162,11 +162,15 @@ def _bounds(config: RunConfig) -> Iterator[str]:
             "many as may be rejected, aborted or begun again; expected: none, unless measured"
         )
     if isinstance(config, AgenticBase):
-        forks = [name for name, each in config.environments.items() if each.history == "fork"]
-        if forks:
+        anew = [
+            f"{each.history} of {name}"
+            for name, each in config.environments.items()
+            if each.history != "keep"
+        ]
+        if anew:
             yield (
-                "not counted: further rows of an episode, where a template writes earlier turns "
-                f"anew (history: fork of {', '.join(forks)})"
+                "not counted: further rows of an episode, where its context begins anew (history: "
+                f"{', '.join(anew)})"
             )
 
 

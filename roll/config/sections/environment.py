@@ -91,11 +91,12 @@ class EnvironmentConfig(Config):
     special_tokens: Literal["hide", "show"] = "hide"
     """Whether the environment sees the special tokens in a turn, without the one that ends it. Some
     models mark calls of tools by them."""
-    history: Literal["keep", "fork"] = "keep"
+    history: Literal["keep", "fork", "forget"] = "keep"
     """Earlier turns in the context of the next one. `keep`: the tokens that the policy wrote, also
     where the chat template would rewrite them, as many drop the thoughts of earlier turns. `fork`:
     what the template makes of them; where this differs from what was written, the episode goes on
-    in a new row."""
+    in a new row. `forget`: none; each observation begins a new context, in a new row, for
+    environments whose observations show all that matters, such as a board."""
     rows: Literal["contexts", "turns"] = "contexts"
     """Rows that an episode is trained in. `contexts`: one for each context, that is a single one
     unless the context begins anew. `turns`: one for each turn, behind the context in which it was
@@ -152,6 +153,10 @@ class EnvironmentConfig(Config):
             raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
         if self.agent is None and self.changed("tool_format"):
             raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
+        if self.agent is not None and self.history == "forget":
+            raise ValueError(
+                "`history: forget` is for `env`: an agent sends what the policy is to know; drop it"
+            )
         if self.agent is not None and self.replay:
             raise ValueError("`replay` is for `env`: an agent may ask otherwise each time; drop it")
         if self.agent is not None and self.seats > 1:

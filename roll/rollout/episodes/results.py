@@ -111,7 +111,7 @@ def _scored(
         parts["shared_turns"] = float(end.shared_turns)
     if config.agent is not None:
         parts["conversations"] = float(sum(one.follows is None for one in played))
-    if config.rows == "turns" or config.history == "fork":
+    if config.rows == "turns" or config.history != "keep":
         parts["rows"] = float(len(rows))
     return ScoredSample(
         main,

@@ -266,13 +266,18 @@ async def silent(task: AgentTask) -> float:
         (boasts, "must return a finite number, or a dict with `reward`; found 1000000"),
         (boasts_more, "must return a finite number, or a dict with `reward`; Exceeds the limit"),
         (mumbles, "chat template of the model does not render what the agent sends: .*who"),
-        (sleeps, "the agent neither asked nor ended within 0.3 s"),
         (silent, "the agent ended without a request to the policy"),
     ],
 )
 def test_what_an_agent_does_wrong_is_said(agent: Any, message: str) -> None:
     with pytest.raises(EnvironmentFailedError, match=message):
-        played(agent, "x", step_timeout_s=0.3)
+        played(agent, "x")
+
+
+def test_an_agent_that_neither_asks_nor_ends_is_given_up() -> None:
+    message = "the agent neither asked nor ended within 0.3 s"
+    with pytest.raises(EnvironmentFailedError, match=message):
+        played(sleeps, "x", step_timeout_s=0.3)
 
 
 def test_an_episode_that_is_ended_refuses_what_its_agent_still_asks() -> None:

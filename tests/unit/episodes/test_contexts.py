@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from roll.config import load_config
 from roll.config.sections.environment import EnvironmentConfig
@@ -170,7 +171,7 @@ def text(told: Told, tokens: Sequence[int]) -> str:
 
 
 def contexts_by_template(
-    name: str, plays: Sequence[Play], told: Told
+    name: str, plays: Sequence[Play], told: Told, *, forget: bool = False
 ) -> tuple[list[str], list[int]]:
     """What the template makes of the conversation before each turn, and in which turns this is not
     what the same player saw and wrote before, with what the template puts behind an answer."""
@@ -194,7 +195,7 @@ def contexts_by_template(
             content = f"<tool_response>\n{content}\n</tool_response>"
         message = {"role": "user", "content": content}
         kept[writer] = before
-        if made.new_context or seat not in said:
+        if forget or made.new_context or seat not in said:
             said[seat] = []
             kept.pop(seat, None)
         said[seat].append(message)
@@ -222,7 +223,7 @@ PLAY = st.builds(
 @given(
     st.sampled_from(TEMPLATES),
     st.lists(PLAY, min_size=1, max_size=5),
-    st.sampled_from(["keep", "fork"]),
+    st.sampled_from(["keep", "fork", "forget"]),
     st.sampled_from(["contexts", "turns"]),
     st.sampled_from([1, 2]),
     st.sampled_from([300, 100_000]),
@@ -243,8 +244,8 @@ def test_every_sampled_token_is_trained_once_behind_what_the_engine_was_given(
         assert sum(one.reward for one in played) == sum(made.reward for made in heard)
     if rows == "turns":
         assert sum(len(one.rows) for one in played) == len(told.written)
-    contexts, begun = contexts_by_template(name, plays, told)
-    if history == "fork":
+    contexts, begun = contexts_by_template(name, plays, told, forget=history == "forget")
+    if history != "keep":
         assert [text(told, context) for context in told.contexts] == contexts
         if rows == "contexts":
             assert sum(len(one.rows) for one in played) == len(begun)
@@ -287,6 +288,17 @@ def test_a_context_that_begins_anew_holds_what_the_environment_says_alone() -> N
         wrote = " ".join(map(str, told.written[0]))  # the text that this engine gives
         assert one.sample.response_text == f"{wrote}\nso far: left\n{wrote}\non\n{wrote}"
         assert "p/new_context" not in one.parts
+
+
+def test_an_episode_that_forgets_has_a_row_for_each_observation_alone() -> None:
+    plays = [Play("why", said="a door"), Play(None, said="on"), Play()]
+    (one,), told = play("qwen3", plays, history="forget")
+    assert [turn.row for turn in one.turns] == [0, 1, 2]
+    assert [text(told, context) for context in told.contexts] == [
+        f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+        for said in ("begin", "a door", "on")
+    ]
+    assert (one.reward, one.parts["p/rows"]) == (1.5, 3)
 
 
 def test_a_new_row_without_room_truncates_the_episode() -> None:
@@ -347,7 +359,12 @@ def test_a_template_that_takes_thoughts_apart_is_refused() -> None:
         EnvHost("p", config, lambda: Script([]), turns)
 
 
-@pytest.mark.parametrize("key", ["history: fork", "rows: turns"])
+def test_an_agent_sends_what_the_policy_is_to_know() -> None:
+    with pytest.raises(ValidationError, match="`history: forget` is for `env`"):
+        EnvironmentConfig.model_validate({"agent": "a:b", "history": "forget"})
+
+
+@pytest.mark.parametrize("key", ["history: fork", "history: forget", "rows: turns"])
 def test_rewards_of_steps_of_a_text_are_refused_where_it_has_several_rows(
     key: str, tmp_path: Path
 ) -> None:
