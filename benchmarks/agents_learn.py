@@ -61,6 +61,7 @@ EXAMPLES = {
     "frozen_lake": Example(
         "lake", "outputs/lake", {"held_out": (0.2, 0.9)}, files=("run", "gigpo")
     ),
+    "sokoban": Example("sokoban", "outputs/sokoban", {"held_out": (0.1, 0.6)}),
     "tools": Example(
         "tools",
         "outputs/tools",
