@@ -172,26 +172,28 @@ def _wait_for_exit(pid: int, token: str, names: int | None) -> None:
         names: end of the pipe at which the resource tracker is to read names; it is started with
             the first one. None: there is none to start.
     """
-    poll, limit_ms = select.poll(), None
+    poll, limit_ms, ended = select.poll(), None, False
     if names is not None:
         poll.register(names, select.POLLIN)
     if hasattr(os, "pidfd_open"):
         try:
             poll.register(os.pidfd_open(pid), select.POLLIN)
         except OSError:
-            return
+            limit_ms, ended = 0, True  # what it wrote into the pipe before is read nevertheless
     else:
         limit_ms = 500
     while True:
         ready = dict(poll.poll(limit_ms))
         if names is not None and names in ready:
             poll.unregister(names)
-            if ready.pop(names) & select.POLLIN:
+            if ready[names] & select.POLLIN:
                 _start_tracker(names, token)
             os.close(names)
             names = None
-        elif ready or (limit_ms and not _exists(pid)):
+        elif ready or ended:
             return
+        elif limit_ms:
+            ended = not _exists(pid)
 
 
 def _start_tracker(names: int, token: str) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from roll.distributed.on_ray.environment import FOR_ALL_ACTORS, RAY_VARIABLES, RUN_TOKEN
+from roll.distributed.processes import reaper
 from roll.distributed.processes.reaper import end_marked, started
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
@@ -172,11 +173,35 @@ def test_a_worker_s_tracker_lives_on_when_its_children_and_its_group_are_killed(
         child.kill()
     os.killpg(owner.pid, signal.SIGKILL)
     owner.wait(timeout=10)
-    deadline = time.monotonic() + 30
-    while any(file.exists() for file in files) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [file.exists() for file in files] == [False, False]
+    assert gone_within(60, files)
     assert owner.stderr.read() == b""
+
+
+def test_names_are_read_when_the_worker_ends_before_its_reaper_looks() -> None:
+    file = Path("/dev/shm", f"roll-{uuid.uuid4().hex}")
+    file.write_bytes(b"x")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names, told = os.pipe()
+    os.write(told, f"REGISTER:/{file.name}:shared_memory\n".encode())
+    os.close(told)
+    arguments = [str(ended.pid), f"MARK={uuid.uuid4().hex}", str(names)]
+    command = [sys.executable, "-I", "-S", reaper.__file__, *arguments]
+    try:
+        subprocess.run(command, env={}, pass_fds=[names], check=True, timeout=60)
+        assert gone_within(60, [file])
+    finally:
+        os.close(names)
+        file.unlink(missing_ok=True)
+
+
+def gone_within(limit_s: float, files: list[Path]) -> bool:
+    deadline = time.monotonic() + limit_s
+    while any(file.exists() for file in files):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_nothing_to_end_is_the_end_too() -> None:
