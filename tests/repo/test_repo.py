@@ -36,7 +36,7 @@ assert len(foreign) < MAX_FOREIGN, f"imported {len(foreign)} modules that are no
 
 
 def test_every_example_is_checked_with_light_imports() -> None:
-    """Imports are what a check takes its time for; benchmarks/check_time.py measures it."""
+    """How long a check takes is measured by benchmarks/check_time.py."""
     code = CHECK_ALL.replace("MAX_FOREIGN", str(MAX_FOREIGN))
     paths = [str(path.relative_to(ROOT)) for path in EXAMPLES]
     command = [sys.executable, "-c", code, *paths]
