@@ -35,11 +35,12 @@ if not (child := os.fork()):
     memory = SharedMemory(create=True, size=1)
     released = SharedMemory(create=True, size=1)
     released.unlink()
-    print(memory.name, flush=True)
+    os.write(1, memory.name.encode() + b"\\n")
     time.sleep(600)
-print(memory.name, flush=True)
+os.write(1, memory.name.encode() + b"\\n")
 time.sleep(600)
 """
+"""It and its child write their lines in one piece each, as `print` may not."""
 ROOT = Path(__file__).parents[3]
 
 
