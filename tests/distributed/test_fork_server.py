@@ -17,9 +17,8 @@ import pytest
 
 from roll.commands.preloads import ENGINES, ENGINES_APART, LEARNERS, SHARED
 from roll.distributed.on_ray.environment import SPIN_BRIEFLY, WAITING, WORKER_TOKEN
-from roll.distributed.processes import fork_client
+from roll.distributed.processes import fork_client, reaper
 from roll.distributed.processes.fork_server import ONLY_AT_LOAD, ForkServer
-from roll.distributed.processes.reaper import end_marked
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -84,10 +83,7 @@ def eventually(true: Callable[[], bool]) -> bool:
 
 
 def lives(pid: int) -> bool:
-    return (
-        os.path.exists(f"/proc/{pid}")
-        and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    )
+    return reaper.started(pid) is not None
 
 
 def waiting(server: ForkServer, folder: Path, **env: str) -> tuple[subprocess.Popen[str], int]:
@@ -143,7 +139,7 @@ def test_the_mark_of_a_worker_is_found_on_its_fork(server: ForkServer, tmp_path:
     client, pid = waiting(server, tmp_path, **{WORKER_TOKEN: "some-token"})
     os.kill(pid, signal.SIGSTOP)
     client.send_signal(signal.SIGSTOP)
-    assert end_marked(f"{WORKER_TOKEN}=some-token", LIMIT_S)
+    assert reaper.end_marked(f"{WORKER_TOKEN}=some-token", LIMIT_S)
     assert not lives(pid)
 
 
