@@ -206,9 +206,13 @@ class Command:
             start_new_session=True,
         )
 
-    def wait(self, timeout_s: float = 240) -> tuple[int, str]:
-        """Exit code and output."""
-        output, _ = self.process.communicate(timeout=timeout_s)
+    def wait(self, timeout_s: float = 600) -> tuple[int, str]:
+        """Exit code and output; TimeoutError with the output so far if it takes longer."""
+        try:
+            output, _ = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            so_far = (error.stdout or b"").decode(errors="replace")[-3000:]
+            raise TimeoutError(f"runs for more than {timeout_s} s, and said:\n{so_far}") from None
         # C++ libraries that report leaks at the end of the interpreter bury the last line.
         assert "nanobind" not in output, output[-2000:]
         return self.process.returncode, output

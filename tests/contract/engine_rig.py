@@ -75,7 +75,7 @@ class Rig:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[object, object, R]) -> R:
-        return self.submit(work).result(timeout=240)
+        return self.submit(work).result(timeout=600)
 
     def generate(self, **changes: Any) -> list[Completion]:
         return self.run(self.engine.generate(request(**changes)))
@@ -101,9 +101,9 @@ class Rig:
         with ThreadPoolExecutor(1) as pool:
             loading = self.submit(load(channel, self.version + 1, **how))
             sending = pool.submit(send, channel, iter(tensors), manifest, verify=True)
-            report = loading.result(timeout=240)
+            report = loading.result(timeout=600)
             self.version += 1
-            return sending.result(timeout=240), report
+            return sending.result(timeout=600), report
 
     def push_oracle(self) -> tuple[SendReport, LoadReport]:
         return self.push(weights_of(self.oracle))

@@ -141,7 +141,7 @@ def test_a_response_that_spans_a_push_agrees_with_both_models(seeing: SeeingRig)
     shake(seeing.rig.oracle, seed=2)
     seeing.push()
     models[seeing.rig.version] = seeing.rig.oracle
-    for completion in future.result(timeout=240):
+    for completion in future.result(timeout=600):
         assert (completion.finish, len(completion)) == (FinishReason.LENGTH, 300)
         assert_sees_by_version(completion, row, models)
 

@@ -79,7 +79,7 @@ def served(
         env={**os.environ, "PYTHONPATH": str(ROOT), FORKS_CHILDREN: "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
     return Served(**json.loads((folder / "served.json").read_text()))

@@ -49,7 +49,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> list[End]:
     environment = {**os.environ, "LD_PRELOAD": str(full_disk())}
     command = [sys.executable, "-m", "tests.convert.victim", str(script)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     script.unlink()
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,7 @@ def interrupted(src: Path, dst: Path, workers: int, number: int) -> None:
     script = src.parent / "job.py"
     script.write_text(JOB)
     command = [sys.executable, str(script), str(src), str(dst), str(workers), str(number)]
-    done = subprocess.run(command, capture_output=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, timeout=600)
     assert done.returncode != 0
     script.unlink()
 

@@ -62,7 +62,7 @@ def start(*arguments: str | Path, ranks: int = 1) -> subprocess.Popen[str]:
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        _, said = process.communicate(timeout=240)
+        _, said = process.communicate(timeout=600)
     finally:
         process.kill()
     return process.returncode, said

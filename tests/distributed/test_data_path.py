@@ -14,7 +14,7 @@ def _measured(samples: int, **settings: int) -> dict[str, float]:
     """The row of totals of one run of the benchmark, by column."""
     command = [sys.executable, "benchmarks/data_path.py", "--samples", str(samples)]
     command += [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert told.returncode == 0, told.stderr
     heads, values = (
         [cell.strip() for cell in line.strip("|").split("|")]

@@ -23,7 +23,7 @@ def test_it_goes_on_from_the_one_before_as_if_nothing_had_been(tmp_path: Path) -
     at_once = ["checkpoint.asynchronous=false", f"output_dir={tmp_path / 'straight'}"]
     straight = run_local(path, at_once)
     command = [sys.executable, "-m", "tests.faults.killed_writing", str(path)]
-    ended = subprocess.run(command, cwd=ROOT, timeout=250)
+    ended = subprocess.run(command, cwd=ROOT, timeout=600)
     assert ended.returncode == -signal.SIGKILL
     left = tmp_path / "out/checkpoints"
     assert {folder.name for folder in left.iterdir()} == {"step_000001", SECOND}

@@ -12,7 +12,7 @@ from roll.output_dir.trackers import read_records
 from tests.faults.test_runs import nothing_left, steps_done, wait_for
 from tests.runs import Command, write_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 STEPS, SAMPLES = 40, 16
 

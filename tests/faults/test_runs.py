@@ -19,7 +19,7 @@ import pytest
 from roll.output_dir.trackers import read_records
 from tests.runs import Command, without_times, write_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 KILLED_S = 90

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements/cuda.lock"
 UV = str(Path(sys.executable).parent / "uv")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def compile_command() -> list[str]:

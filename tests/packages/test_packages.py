@@ -21,7 +21,7 @@ from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.envs.loading import load_env
 from tests.packages.interpreters import interpreter_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # packages are installed first
+pytestmark = pytest.mark.slow  # packages are installed first
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
 

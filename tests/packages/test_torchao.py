@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_contract_of_optimizers_holds_with_8_bits() -> None:
     wanted = (ROOT / "requirements/8bit.txt").read_text(encoding="utf-8")
     (requirement,) = re.findall(r"^torchao==\S+", wanted, re.M)

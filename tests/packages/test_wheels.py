@@ -10,7 +10,7 @@ import pytest
 
 from tests.packages.wheels import ROOT, Installed, build_wheels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 MAKE = """
 from pathlib import Path
 from examples.sorting import make_model, upwards, write_both

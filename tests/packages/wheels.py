@@ -32,7 +32,7 @@ def build_wheels(folder: Path) -> list[Path]:
     for project in (sources, sources / "mcore_adapter"):
         command = [str(BIN / "uv"), "build", "--offline", "--no-build-isolation", "--quiet"]
         command += ["--python", sys.executable, "--out-dir", str(folder / "dist"), str(project)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
     found = [next((folder / "dist").glob(f"{name}-*.whl")) for name in ("roll", "mcore_adapter")]
     return found

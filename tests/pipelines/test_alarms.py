@@ -11,7 +11,7 @@ from benchmarks.sick.cases import SICK, WELL, Case
 from benchmarks.sick.running import run_case
 from benchmarks.sick.task import make_base
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 QUICK = (
     "constant reward",
     "engine and trainer apart",

@@ -60,7 +60,6 @@ def task(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_judge_of_two_rewards_costs_no_sample(tmp_path: Path) -> None:
     command = Command("run", str(task(tmp_path)))
     wait_for(
@@ -69,7 +68,7 @@ def test_a_killed_judge_of_two_rewards_costs_no_sample(tmp_path: Path) -> None:
     )  # fmt: skip
     assert command.process.poll() is None, command.wait(timeout_s=1)[1]
     os.kill(process_of(command, "ray::judge_reader[0]"), signal.SIGKILL)
-    code, output = command.wait(timeout_s=240)
+    code, output = command.wait()
     assert code == 0, output
     records = [r for r in read_records(tmp_path / "out/metrics.jsonl") if "reward/mean" in r]
     assert [record["step"] for record in records] == list(range(STEPS))

@@ -11,7 +11,6 @@ from tests.runs import Command, write_task
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_inference_shrinks_off_the_training_device_and_grows_back(tmp_path: Path) -> None:
     path = write_task(
         tmp_path,

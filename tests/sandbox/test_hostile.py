@@ -40,7 +40,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
         env={**os.environ, "HELD_BY_THE_PARENT": HELD},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}

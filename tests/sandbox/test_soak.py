@@ -55,7 +55,7 @@ def test_a_thousand_jobs() -> None:
     assert [outcome for outcome, answer in honest if outcome.stdout != answer] == []
     assert all(outcome.ok for outcome, _ in honest)
     assert grown - kept < 10
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(os.path.exists(f"/proc/{pid}") for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -157,7 +157,7 @@ def test_wrong_arguments_misspelt_methods_and_other_roles_methods_are_type_error
         "--hide-error-context",
     ]
     command += ["--config-file", str(REPOSITORY / "pyproject.toml"), str(file)]
-    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
+    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     prefix = f"{file}:"
     wrong = {
         int(line.split(":")[1])

@@ -90,7 +90,7 @@ def outside(code: str, *arguments: str, **environ: str) -> str:
     asked, which tests may not."""
     known = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=known | environ, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=known | environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
