@@ -1,10 +1,13 @@
-"""SGLang beyond the suite of all engines: parallel ranks."""
+"""SGLang beyond the suite of all engines: parallel ranks, and what is left of them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roll.strategy.available import status
@@ -24,5 +27,21 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_before_and_after_a_pu
         sent, loaded = rig.push(weights_of(rig.oracle), receivers=2)
         assert loaded.checksum == sent.checksum
         assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        files = shared_files()
+        assert files
     finally:
         rig.run(rig.engine.close())
+    deadline = time.monotonic() + 60
+    while left := [file for file in files if file.exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def shared_files() -> set[Path]:
+    """Files in /dev/shm that processes below this one have mapped."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            found |= {Path(line.split()[-1]) for line in lines if " /dev/shm/" in line}
+    return found

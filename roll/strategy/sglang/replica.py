@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -24,7 +26,8 @@ from roll.weight_sync.channel import Channel
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """Build SGLang's engine, with this framework's code in its schedulers and no detokenizer."""
+    """Build SGLang's engine, with this framework's code in its schedulers and no detokenizer, and
+    have its file of figures of load removed at its end."""
     from sglang.srt.entrypoints.engine import Engine
 
     class TokenEngine(Engine):  # type: ignore[misc]
@@ -36,7 +39,12 @@ def build(arguments: Mapping[str, Any]) -> Any:
         def _launch_detokenizer_subprocesses(cls, **options: Any) -> tuple[list[Any], list[str]]:
             return [], []
 
-    return TokenEngine(**arguments)
+    engine = TokenEngine(**arguments)
+    # SGLang leaves this file in /dev/shm. Python's resource tracker removes it when all of these
+    # processes have ended, also if they are killed, as the worker always ends them.
+    file = Path(engine.tokenizer_manager.load_snapshot_reader.path)
+    resource_tracker.register(f"/{file.name}", "shared_memory")
+    return engine
 
 
 class Replica:
