@@ -74,6 +74,7 @@ EXAMPLES = {
         dict.fromkeys(("openai_agents", "smolagents"), _TASK),
         falls=("reward/openai_agents/malformed_rate", "reward/smolagents/failed"),
     ),
+    "self_play": Example("tic_tac_toe", "outputs/tic_tac_toe", {"perfect": (-0.6, -0.1)}),
     "vision_quickstart": Example(
         "counting",
         "outputs/counting",

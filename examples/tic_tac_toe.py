@@ -35,7 +35,7 @@ SKILL = 0.5
 """Share of the moves of a demonstration that are best ones; the others are random."""
 OPENING = 4
 """Largest number of random moves before the first turn, in demonstrations and in the run."""
-GAMES = 15_000
+GAMES = 40_000
 FIELDS = [str(number + 1) for number in range(SIZE * SIZE)]
 """Names of the fields, which are the moves."""
 FIRST_SEED = 1_000_000
@@ -70,19 +70,18 @@ def best_moves(state: str) -> list[str]:
 
 
 def game(seed: int, dice: random.Random) -> list[Messages]:
-    """Return a game of two players who often move anywhere: the conversation of each."""
+    """Return the turns of a game of two players who often move anywhere. Each is a conversation of
+    its own, as in the run, where the board says all."""
     board = SelfPlay(rules=False, opening=OPENING)
-    seats: tuple[Messages, Messages] = ([], [])
+    turns: list[Messages] = []
     shown, info = board.reset(seed=seed)
     over = False
     while not over:
         free = [FIELDS[place] for place, sign in enumerate(info["state"]) if sign == "_"]
         move = dice.choice(best_moves(info["state"]) if dice.random() < SKILL else free)
-        seats[info["seat"]].extend(
-            [{"role": "user", "content": shown}, {"role": "assistant", "content": move}]
-        )
+        turns.append([{"role": "user", "content": shown}, {"role": "assistant", "content": move}])
         shown, _, over, _, info = board.step(move)
-    return [messages for messages in seats if messages]
+    return turns
 
 
 def make(out: Path, seed: int) -> None:
