@@ -207,10 +207,11 @@ class Command:
         )
 
     def wait(self, timeout_s: float = 600) -> tuple[int, str]:
-        """Exit code and output; TimeoutError with the output so far if it takes longer."""
+        """Exit code and output; TimeoutError with what it said if it has to be killed."""
         try:
             output, _ = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
+            self.process.kill()
             so_far = (error.stdout or b"").decode(errors="replace")[-3000:]
             raise TimeoutError(f"runs for more than {timeout_s} s, and said:\n{so_far}") from None
         # C++ libraries that report leaks at the end of the interpreter bury the last line.

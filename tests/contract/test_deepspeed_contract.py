@@ -54,7 +54,7 @@ def twice(spec: WorkerSpec, folder: Path, ports: list[int]) -> dict[str, Any]:
 def test_a_process_may_leave_its_group_and_join_another(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     job = partial(twice, ports=[free_port() for _ in STAGES * 2])
-    ranks = run_ranks(2, job, tmp_path / "ranks", timeout_s=240)
+    ranks = run_ranks(2, job, tmp_path / "ranks", timeout_s=600)
     for rank in ranks:
         assert rank["norms"] == pytest.approx([rank["norms"][0]] * 6, rel=1e-6)
 
@@ -89,7 +89,7 @@ def unlike(spec: WorkerSpec, folder: Path, *, checkpointing: bool) -> dict[str, 
 def test_ranks_that_read_unlike_shares_of_their_tokens_gather_in_one_order(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     plain, checkpointed = (
-        [rank["norms"] for rank in run_ranks(2, job, tmp_path / name, timeout_s=240)]
+        [rank["norms"] for rank in run_ranks(2, job, tmp_path / name, timeout_s=600)]
         for name, job in (
             ("plain", partial(unlike, checkpointing=False)),
             ("checkpointed", partial(unlike, checkpointing=True)),

@@ -106,7 +106,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_each_wrong_element_of_an_expert_is_seen_on_the_rank_that_holds_it(tmp_path: Path) -> None:
-    for found in run_ranks(2, job, tmp_path, timeout_s=240):
+    for found in run_ranks(2, job, tmp_path, timeout_s=600):
         assert (found.pop("whole"), found.pop("sorted"), found.pop("part")) == (12, 12, 9)
         assert not found.pop("foreign")
         assert "expert 0 of layer 'experts'" in found.pop("swapped")

@@ -31,7 +31,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     names = sorted(MODELS if "megatron" in request.param else FAMILIES)
     for name in names:
         save(folder / name, name)
-    ranks = run_ranks(2, job_of(request.param, names), folder / "job", timeout_s=400)
+    ranks = run_ranks(2, job_of(request.param, names), folder / "job", timeout_s=600)
     return folder, names, ranks
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 from roll.strategy.available import status
 from tests.contract.engine_rig import assert_agrees, shake, start, weights_of
 from tests.tiny import save_tiny_model
+from tests.unit.distributed.test_reaper import gone_within
 
 
 @pytest.mark.slow
@@ -31,10 +31,7 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_before_and_after_a_pu
         assert files
     finally:
         rig.run(rig.engine.close())
-    deadline = time.monotonic() + 60
-    while left := [file for file in files if file.exists()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    assert gone_within(60, list(files))
 
 
 def shared_files() -> set[Path]:
