@@ -1,4 +1,4 @@
-"""Make the model of the self-play example, in a minute and without a network.
+"""Make the model of the self-play example, in minutes and without a network.
 
 A model with random weights (Qwen3 architecture; one token per row of a board, and per move) learns
 by SFT from games between two players who know the rules, and often move anywhere.

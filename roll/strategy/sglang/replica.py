@@ -26,8 +26,8 @@ from roll.weight_sync.channel import Channel
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """Build SGLang's engine, with this framework's code in its schedulers and no detokenizer, and
-    have its file of figures of load removed at its end."""
+    """Build SGLang's engine, with this framework's code in its schedulers and no detokenizer;
+    what it leaves in /dev/shm is removed at its end."""
     from sglang.srt.entrypoints.engine import Engine
 
     class TokenEngine(Engine):  # type: ignore[misc]
