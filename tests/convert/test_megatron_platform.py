@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,3 +67,46 @@ def test_importing_megatron_is_quiet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+LEAVE = """
+import torch.distributed as dist
+from megatron.core import parallel_state
+from mcore_adapter.modeling.model import init_parallel, leave_parallel
+from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.platform import adapt_to_cpu
+
+def begin(name):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=0, world_size=1)
+
+adapt_to_cpu()
+begin("first")
+"""
+
+
+def leave(folder: Path, code: str) -> None:
+    run(f"folder = {str(folder)!r}\n" + LEAVE + code)
+
+
+def test_groups_that_megatron_destroys_itself_are_left_alone(tmp_path: Path) -> None:
+    """As in a world of nccl, for which Megatron-Core makes second groups of gloo."""
+    leave(
+        tmp_path,
+        "parallel_state.initialize_model_parallel(create_gloo_process_groups=True)\n"
+        "own = parallel_state.get_data_parallel_group()\n"
+        "leave_parallel()\n"
+        "assert own not in dist.distributed_c10d._world.pg_map\n"
+        "assert len(dist.distributed_c10d._world.pg_map) == 1\n",
+    )
+
+
+def test_groups_of_a_world_that_has_ended_are_forgotten(tmp_path: Path) -> None:
+    leave(
+        tmp_path,
+        "init_parallel(ParallelSizes())\n"
+        "dist.destroy_process_group()\n"
+        "begin('second')\n"
+        "init_parallel(ParallelSizes())\n"
+        "leave_parallel()\n"
+        "assert len(dist.distributed_c10d._world.pg_map) == 1\n",
+    )

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from mcore_adapter.load import load, read_config
 from mcore_adapter.modeling.config import BuildOptions
-from mcore_adapter.modeling.model import build_model, init_parallel
+from mcore_adapter.modeling.model import build_model, init_parallel, leave_parallel
 from mcore_adapter.modeling.specs import HAVE_TE
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -27,6 +27,7 @@ def _one_rank(tmp_path: Path) -> Iterator[None]:
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
+    leave_parallel()
     dist.destroy_process_group()
 
 

@@ -91,15 +91,26 @@ def leave_parallel() -> None:
     """Destroy the groups that `init_parallel` made, if there are any. All ranks call it.
 
     Megatron-Core itself only forgets its groups. Their sockets and threads would stay, dozens for
-    each layout, and slow down all processes of the machine.
+    each layout, and slow down all processes of the machine. Groups that are gone already are left
+    alone: Megatron-Core destroys those of gloo itself, and with the default process group all end.
     """
     groups = _cut_groups()
     parallel_state.destroy_model_parallel()
     for name in [n for n, v in vars(parallel_state).items() if isinstance(v, dist.ProcessGroup)]:
         setattr(parallel_state, name, None)
     # The order must be the same on all ranks: with some backends, they wait for each other.
-    for group in sorted(groups - {dist.group.WORLD}, key=lambda each: str(each.group_name)):
+    alive = {group for group in groups - {dist.group.WORLD} if _exists(group)}
+    for group in sorted(alive, key=lambda each: str(each.group_name)):
         dist.destroy_process_group(group)
+
+
+def _exists(group: dist.ProcessGroup) -> bool:
+    """Return whether a group has not been destroyed yet."""
+    try:
+        dist.get_process_group_ranks(group)
+    except KeyError:
+        return False
+    return True
 
 
 def _cut_groups() -> set[dist.ProcessGroup]:
