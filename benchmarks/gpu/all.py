@@ -62,7 +62,7 @@ PARTS = {
     "kernels": Part(
         "time and peak of memory: log-probs whole and in chunks, kernels of attention, padded and "
         "packed rows",
-        "benchmarks/gpu/kernels.py --size 0.6B --tokens 8192",
+        "benchmarks/gpu/kernel_times.py --size 0.6B --tokens 8192",
         8,
     ),
     "loading": Part(

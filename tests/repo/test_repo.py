@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
 import pytest
+from transformers.utils import import_utils
 
 from roll.config import PIPELINES, load_config
 
@@ -173,3 +175,16 @@ def test_the_readme_names_only_targets_and_files_that_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
         assert (ROOT / link).exists(), link
+
+
+def test_no_module_beside_a_script_is_taken_for_a_package() -> None:
+    """The folder of a script comes first where Python looks for modules: a `kernels.py` there is
+    what transformers finds where it asks whether the package `kernels` is installed."""
+    asked = Path(import_utils.__file__).read_text()
+    packages = {*packages_distributions(), *sys.stdlib_module_names}
+    packages |= set(re.findall(r'_is_package_available\("(\w+)', asked))
+    assert "kernels" in packages
+    modules = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("examples/**/*.py")]
+    folders = {p.parent for p in modules if '__name__ == "__main__"' in p.read_text()}
+    hiding = [p for p in modules if p.parent in folders and p.stem in packages - {"__init__"}]
+    assert not hiding

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.all import PARTS, Part, measure
-from benchmarks.gpu.kernels import attention_table, geometric_batch, head_table
+from benchmarks.gpu.kernel_times import attention_table, geometric_batch, head_table
 from benchmarks.gpu.models import SIZES, config_of, write_model
 from roll.config.sections.model import ModelConfig
 from roll.models.load import load_causal_lm

@@ -1,6 +1,7 @@
 """Comparison of the ways to compute a model's passes: time and peak of device memory of each.
 
-    python benchmarks/gpu/kernels.py [--device cuda] [--size 0.6B] [--tokens 8192] [--repeats 5]
+    python benchmarks/gpu/kernel_times.py [--device cuda] [--size 0.6B] [--tokens 8192]
+        [--repeats 5]
 
 Three tables:
 
