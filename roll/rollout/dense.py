@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,10 +131,11 @@ def _column(
     """
     if rows is None:
         return None
-    values_BT = torch.zeros(shape, dtype=torch.float32)
+    values_BT = np.zeros(shape, dtype=np.float32)
+    # Not by torch.from_numpy: what Ray has fetched is read-only, and PyTorch warns of such arrays.
     for row, values in enumerate(fetch(rows, timeout_s=FETCH_TIMEOUT_S, what=what)):
-        values_BT[row, : len(values)] = torch.from_numpy(values)
-    return values_BT
+        values_BT[row, : len(values)] = values
+    return torch.from_numpy(values_BT)
 
 
 def _filled(where_BT: Tensor, parts: Sequence[array[Any]], dtype: torch.dtype) -> Tensor:
