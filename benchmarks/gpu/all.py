@@ -61,7 +61,7 @@ PARTS = {
     ),
     "kernels": Part(
         "time and peak of memory: log-probs whole and in chunks, kernels of attention, padded and "
-        "packed rows",
+        "packed rows, layers compiled and as they are",
         "benchmarks/gpu/kernel_times.py --size 0.6B --tokens 8192",
         8,
     ),

@@ -10,7 +10,8 @@ Three tables:
 * attention: forward and backward pass of the model with each kernel that is installed, on rows of
   512 tokens and on one row.
 * layers: an update of the training backend (`fsdp2`, one rank), padded and packed, with and without
-  `activation_checkpointing`. Lengths of rows are geometric, so padding is most of a padded batch.
+  `activation_checkpointing` and `model.compile`. Lengths of rows are geometric, so padding is most
+  of a padded batch.
 
 Each figure is the median of the repeats after two passes that do not count. `peak` is what
 PyTorch's allocator held at most, without the weights. On a CPU memory is not measured.
@@ -19,6 +20,7 @@ PyTorch's allocator held at most, without the weights. On a CPU memory is not me
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -176,28 +178,28 @@ def kernels(device: torch.device) -> Iterator[str]:
 
 
 def layers_table(folder: Path, device: torch.device, tokens: int, repeats: int) -> None:
-    """Print what an update takes: padded or packed, recomputed or not."""
+    """Print what an update takes: padded or packed, recomputed or not, compiled or not."""
     batch = geometric_batch(tokens)
     real = int(batch.lengths.sum())
     header(f"update of {real} tokens in {len(batch)} rows")
-    for packing in (False, True):
-        for recomputed in (False, True):
-            words = ("packed" if packing else "padded", *(["recomputed"] if recomputed else []))
-            config = ModelConfig(path=str(folder), dtype="bfloat16")
-            role = TrainRole(
-                pool="p",
-                strategy=Fsdp2Config(activation_checkpointing=recomputed),
-                optimizer=AdamWConfig(lr=1e-6),
-                max_tokens_per_microbatch=tokens,
-                packing=packing,
-            )
-            spec = make_spec(0, 1, free_port(), device.type)
-            head = PolicyHead(1.0, CHUNKS[1])
-            strategy = build_train(role, config, spec, head, total_steps=None)
-            work = partial(strategy.train, batch, NegativeLogprob())
-            _measure_row(", ".join(words), work, device, real, repeats)
-            strategy.close()
-            del strategy, work
+    for compiled, packing, recomputed in itertools.product((False, True), repeat=3):
+        words = ["packed" if packing else "padded"]
+        words += [*(["recomputed"] if recomputed else []), *(["compiled"] if compiled else [])]
+        config = ModelConfig(path=str(folder), dtype="bfloat16", compile=compiled)
+        role = TrainRole(
+            pool="p",
+            strategy=Fsdp2Config(activation_checkpointing=recomputed),
+            optimizer=AdamWConfig(lr=1e-6),
+            max_tokens_per_microbatch=tokens,
+            packing=packing,
+        )
+        spec = make_spec(0, 1, free_port(), device.type)
+        head = PolicyHead(1.0, CHUNKS[1])
+        strategy = build_train(role, config, spec, head, total_steps=None)
+        work = partial(strategy.train, batch, NegativeLogprob())
+        _measure_row(", ".join(words), work, device, real, repeats)
+        strategy.close()
+        del strategy, work
 
 
 def geometric_batch(tokens: int) -> TrainBatch:

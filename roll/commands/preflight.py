@@ -39,7 +39,7 @@ from roll.output_dir.replay_folder import open_replay
 from roll.output_dir.resume import check_optimizer, check_writable, steps_left
 from roll.output_dir.trackers import check_trackers
 from roll.output_dir.upload import check_urls
-from roll.platform.machine import this_machine
+from roll.platform.machine import missing_for_compile, this_machine
 from roll.rewards.api import RewardContext
 from roll.rewards.judge.scoring import check_judged
 from roll.rewards.loading import load_reward
@@ -78,6 +78,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(_check_without_gpu, config, environ), True),
+        (partial(_check_compiler, config, environ), True),
         (partial(_check_memory, config, environ), config.cluster.memory_gb is None),
         (partial(check_trackers, config.track), True),
         (partial(_check_replay, config), False),
@@ -283,6 +284,19 @@ def _check_profiler(config: RunConfig) -> Iterator[Callable[[], object]]:
     """Yield a check for the program that `profile` needs."""
     if config.profile is not None and config.profile.kind == "nsys":
         yield find_nsys
+
+
+def _check_compiler(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if layers are to be compiled here, and this machine has no compiler. Of
+    machines of a cluster that exists already, nothing is known."""
+    for key, model in config.models.items():
+        if model.compile and address_to_join(config.cluster, environ) is None:
+            platform = config.cluster.platform
+            gpus = this_machine().gpus > 0 if platform == "auto" else platform == "cuda"
+            if missing := missing_for_compile(gpus, environ):
+                raise ConfigError(
+                    f"{key}.compile: torch.compile cannot be used: {missing}, or leave out compile"
+                )
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

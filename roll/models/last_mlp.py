@@ -45,9 +45,16 @@ class LastMlp:
         self._shape = torch.Size()
         # The hook is on the layer, because gradient checkpointing computes the layer again with the
         # layer's arguments.
-        layer.register_forward_pre_hook(self._take, with_kwargs=True)
-        mlp.register_forward_pre_hook(self._select)
-        mlp.register_forward_hook(self._spread)
+        self._hooks = [
+            layer.register_forward_pre_hook(self._take, with_kwargs=True),
+            mlp.register_forward_pre_hook(self._select),
+            mlp.register_forward_hook(self._spread),
+        ]
+
+    def remove(self) -> None:
+        """Let the model compute its last feed-forward part at all tokens again."""
+        for hook in self._hooks:
+            hook.remove()
 
     def arguments(self, read_N: Tensor, tokens: int) -> dict[str, Tensor]:
         """Return arguments for a forward pass of the model of which only some states are read.

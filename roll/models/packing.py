@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +19,14 @@ ATTENTION = "roll_packed"
 """Name under which transformers finds `packed_attention`."""
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that mix the tokens of a row by attention only."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowLengths:
+    """Lengths of the sequences in a row. Not a plain tuple, because the number of its entries would
+    be a constant of compiled code, which would be compiled anew for each other number."""
+
+    each: tuple[int, ...]
 
 
 def enable(model: PreTrainedModel) -> None:
@@ -48,16 +57,24 @@ def check(model: PreTrainedModel, key: str) -> None:
     Raises:
         ConfigError: another layer mixes the tokens of a row, or attention cannot be replaced.
     """
+    if why := other_mixers(model):
+        kind = model.config.get_text_config().model_type
+        raise ConfigError(
+            f"{key}: model type {kind!r} has {why}, which would mix the tokens of a row in a way "
+            f"of their own; leave out `{key}`"
+        )
+
+
+def other_mixers(model: PreTrainedModel) -> str:
+    """Return what mixes the tokens of a row beside attention that can be replaced; empty if nothing
+    does."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
     if any(isinstance(module, nn.Conv1d) for module in model.modules()):
         kinds.add("convolution")
-    if kinds or not model._supports_attention_backend:
-        why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "attention of its own"
-        raise ConfigError(
-            f"{key}: model type {config.model_type!r} has {why}, which would mix the tokens of a "
-            f"row in a way of their own; leave out `{key}`"
-        )
+    if kinds:
+        return f"layers of kind {', '.join(sorted(kinds))}"
+    return "" if model._supports_attention_backend else "attention of its own"
 
 
 def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -72,7 +89,7 @@ def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
     positions = torch.cat([torch.arange(length) for length in lengths])
     return {
         "position_ids": positions[None].to(device),
-        "row_lengths": tuple(lengths),
+        "row_lengths": RowLengths(tuple(lengths)),
         "cu_seq_lens_q": borders,
         "cu_seq_lens_k": borders,
         "max_length_q": max(lengths),
@@ -116,7 +133,7 @@ def packed_attention(
     shares = query.device.type == "cpu" and sliding_window is None
     if groups > 1 and not shares:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    lengths = required_argument(module, kwargs, "row_lengths")
+    lengths = required_argument(module, kwargs, "row_lengths").each
     return _attend(query, key, value, lengths, scaling, sliding_window), None
 
 

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,30 @@ def _lowest_of_gpus(key: str) -> float | None:
     return min(
         (float(word) for word in words if word.replace(".", "", 1).isdecimal()), default=None
     )
+
+
+def missing_for_compile(gpus: bool, environ: Mapping[str, str] | None = None) -> str:
+    """Return what torch.compile lacks on this machine, and what to do; empty if nothing.
+
+    Args:
+        gpus: True if GPUs compute; they need a C compiler (Triton), CPUs a C++ compiler.
+        environ: environment variables; by default those of this process.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "TORCHDYNAMO_DISABLE=1 switches it off; unset it"
+    variable, names = ("CC", ("gcc", "clang")) if gpus else ("CXX", ("g++",))
+    names = (environ[variable],) if variable in environ else names
+    if not any(shutil.which(name, path=environ.get("PATH")) for name in names):
+        what = "C" if gpus else "C++"
+        return (
+            f"it needs a {what} compiler, and there is no {' or '.join(names)} here; install one, "
+            f"or name it in {variable}"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        return f"it needs Python's headers, and {header} is missing; install python3-dev"
+    return ""
 
 
 def cores() -> tuple[int, ...]:

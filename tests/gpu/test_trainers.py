@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from roll.strategy.fsdp2.files import INDEX
+from tests.contract.compile_job import job_of
 from tests.contract.ranks import run_ranks
 from tests.contract.test_train_contract import assert_same_bits, reference_gradient
 from tests.contract.train_job import JOBS as TRAIN_JOBS
@@ -98,3 +99,15 @@ def test_weights_come_back_from_host_memory_bit_by_bit(
     _, found = trained
     assert_same_bits(found["onloaded"], found["export"])
     assert_same_bits(found["saved_hf"], found["export"])
+
+
+def test_compiled_layers_compute_what_they_do_as_they_are(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "untied", tied=False, seed=1)
+    cases = ("padded", "packed", "recomputed", "adapter", "zero2", "zero3")
+    work = job_of(cases, "inductor")
+    (found,) = run_ranks(1, work, tmp_path / "1", timeout_s=LIMIT_S, platform="cuda")
+    for case in cases:
+        eager, compiled = found[case]["eager"], found[case]["compiled"]
+        assert relative_distance(compiled["gradient"], eager["gradient"]) < WITHIN, case
+        assert compiled["graphs"][-1] <= 2 * compiled["graphs"][0], case
+    assert found["children"] == []

@@ -188,19 +188,7 @@ def _walk(
     if values is None:  # left out here
         return
     if isinstance(config, ModelConfig):
-        values |= {
-            "path": str(shrink(config)),
-            "dtype": "float32",
-            "attention": "eager" if config.attention == "eager" else "sdpa",
-            "made_by": None,
-            "overrides": {},  # the small model has them in its config.json
-            "freeze": parts_in(config.freeze),
-        }
-        if len(config.freeze) > len(values["freeze"]):
-            told.append("patterns of model.freeze (the small model has fewer layers)")
-        if config.lora is not None and config.lora.serve == "adapter" and not own_engine:
-            values["lora"]["serve"] = "merged"
-            told.append("an adapter that is served as it is")
+        _small_model(config, values, shrink(config), told, own_engine=own_engine)
         return
     if isinstance(
         config, PicturesConfig
@@ -229,6 +217,32 @@ def _walk(
     elif isinstance(config, tuple):
         for number, inner in enumerate(config):
             _walk(inner, values[number], shrink, told, own_engine=own_engine)
+
+
+def _small_model(
+    config: ModelConfig, values: dict[str, Any], small: Path, told: list[str], *, own_engine: bool
+) -> None:
+    """Make the values of a model those of the small one; the arguments are those of `_walk`.
+
+    Args:
+        small: folder of the small model.
+    """
+    values |= {
+        "path": str(small),
+        "dtype": "float32",
+        "attention": "eager" if config.attention == "eager" else "sdpa",
+        "compile": False,
+        "made_by": None,
+        "overrides": {},  # the small model has them in its config.json
+        "freeze": parts_in(config.freeze),
+    }
+    if config.compile:
+        told.append("model.compile (compiling takes longer than these steps)")
+    if len(config.freeze) > len(values["freeze"]):
+        told.append("patterns of model.freeze (the small model has fewer layers)")
+    if config.lora is not None and config.lora.serve == "adapter" and not own_engine:
+        values["lora"]["serve"] = "merged"
+        told.append("an adapter that is served as it is")
 
 
 def _cut(values: dict[str, Any], largest: Mapping[str, int]) -> None:

@@ -104,6 +104,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         if role.pool not in config.pools:
             continue
         yield from _attention(config, name, role)
+        yield from _compiled(config, name, role)
         if isinstance(strategy, Fsdp2Config):
             sizes = [
                 (strategy.ulysses * strategy.tp, "ulysses * tp"),
@@ -177,6 +178,28 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
     if keys := refused.get(attention):
         yield (
             f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"
+        )
+
+
+def _compiled(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
+    """Yield a compiled model whose layers the role's backend does not compile.
+
+    Args:
+        name: key of the role `role`, for the message.
+    """
+    strategy = role.strategy
+    if not (role.model or config.train_model).compile:
+        return
+    where = f"{name}.model" if f"{name}.model" in config.models else "model"
+    if isinstance(strategy, MegatronConfig):
+        yield (
+            f"{where}.compile: compiles layers of Hugging Face models, and {name} is of kind: "
+            "megatron, whose layers are Megatron-Core's; leave compile out"
+        )
+    if isinstance(strategy, Fsdp2Config) and strategy.tp > 1:
+        yield (
+            f"{where}.compile: {name}.strategy.tp gives each rank a part of every matrix of a "
+            "layer, and such layers are not compiled; leave compile out, or use ulysses"
         )
 
 

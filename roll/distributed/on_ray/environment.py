@@ -23,7 +23,16 @@ PASSED_THROUGH = (
 )
 """Variables that actors take over from the driver, also on other nodes."""
 
-PASSED_PREFIXES = ("CUDA_", "HF_", "NCCL_", "PYTORCH_", "SGLANG_", "TORCH_", "VLLM_")
+PASSED_PREFIXES = (
+    "CUDA_",
+    "HF_",
+    "NCCL_",
+    "PYTORCH_",
+    "SGLANG_",
+    "TORCHINDUCTOR_",
+    "TORCH_",
+    "VLLM_",
+)
 """Beginnings of the names of further such variables: settings of libraries, of which each release
 has others."""
 

@@ -38,7 +38,7 @@ from roll.strategy.deepspeed.engine_module import Root, as_token_model
 from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, whole_masters
 from roll.strategy.deepspeed.update import Update, guarded_adamw
-from roll.strategy.deepspeed.zero_engine import start
+from roll.strategy.deepspeed.zero_engine import gather_whole, start
 from roll.strategy.interfaces import Saving
 from roll.strategy.training import forward
 from roll.strategy.training.checkpoint_state import save_now, save_trained
@@ -78,6 +78,9 @@ class DeepspeedStrategy(Generic[T]):
             # checkpointing that changes the order.
             whole.last_mlp = None
         select_trained(whole.model, setup.model, trainable=trains, new_head=whole.new_head)
+        layers = whole.compile_layers(setup.model)
+        if self._cut:
+            gather_whole(layers)
         if trains and setup.model.lora is not None:
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -93,6 +93,15 @@ def settings(config: DeepspeedConfig, compute: torch.dtype, device: torch.device
         "data_types": {"grad_accum_dtype": "fp32"} if low else {},
         "communication_data_type": {"float32": "fp32", "bfloat16": "bf16"}[config.reduce_dtype],
     }
+
+
+def gather_whole(layers: Sequence[nn.Module]) -> None:
+    """Let ZeRO-3 gather each of these modules as one, with hooks on the module alone.
+
+    Hooks within would cut the compiled code of a layer into pieces.
+    """
+    for layer in layers:
+        deepspeed.utils.set_z3_leaf_module(layer, True)
 
 
 def _cut(

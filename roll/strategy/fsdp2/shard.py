@@ -52,6 +52,7 @@ def load_sharded(
     if config.activation_checkpointing and trainable:
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
     select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head)
+    whole.compile_layers(model)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),

@@ -25,6 +25,7 @@ class HfScore(Generic[T]):
         self._device = get_platform(setup.spec.platform).device()
         self._max_tokens = setup.max_tokens_per_microbatch
         self._model = setup.head.load(setup.model, getattr(torch, setup.model.dtype))
+        self._model.compile_layers(setup.model)
         if setup.packing:
             self._model.pack_rows()
         self._model.eval().requires_grad_(False).to(self._device)

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from roll.algorithms.teacher_divergence import TeacherOutputs
+from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch
 from roll.models import packing
 from roll.models.determinism import train_without
+from roll.models.kernels.compiled import compile_layers
 from roll.models.last_mlp import LastMlp
 from roll.models.vision.inputs import PictureInputs
 from roll.models.vision.tower import Tower
@@ -113,6 +115,21 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """
         packing.enable(self.model)
         self.packs = True
+
+    def compile_layers(self, config: ModelConfig) -> list[nn.Module]:
+        """Compile the layers if `config.compile` says so; return those that are compiled.
+
+        Then the last feed-forward part is computed at all tokens: its selection would make the last
+        layer another piece of code, to be compiled for itself.
+
+        Raises:
+            ConfigError: see `compiled.compile_layers`.
+        """
+        layers = compile_layers(self.model, config)
+        if layers and self.last_mlp is not None:
+            self.last_mlp.remove()
+            self.last_mlp = None
+        return layers
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode such that only the dropout of an adapter changes the results.
