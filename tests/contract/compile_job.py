@@ -45,7 +45,6 @@ CASES = {
     "ulysses": Case("fsdp2-ulysses2", PACKED),
     "zero2": Case("deepspeed-zero2", PACKED),
     "zero3": Case("deepspeed-zero3", PACKED),
-    "zero3, recomputed": Case("deepspeed-zero3", RECOMPUTED),
 }
 
 
