@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import Tensor
@@ -21,7 +21,7 @@ S = TypeVar("S", RolloutBatch, SampleTable)
 
 @dataclass(frozen=True)
 class SumLoss:
-    """Sum of loss terms, each times the `coef` of its config.
+    """Sum of loss terms, each times the factor that its config has at a point of the run.
 
     If the batch has `importance_weights`, they multiply the term that estimates the policy
     gradient, to correct it where the engine's distribution differs slightly from the policy's. A
@@ -32,6 +32,8 @@ class SumLoss:
     """
 
     terms: tuple[LossTerm, ...]
+    progress: float = 0.0
+    """Part of the run that is done: 0 in the first step and 1 in the last."""
 
     def __post_init__(self) -> None:
         parts = [_part(term) for term in self.terms]
@@ -39,6 +41,10 @@ class SumLoss:
             raise ValueError(
                 f"a loss needs at least one term and each part once; got {parts or 'none'}"
             )
+
+    def at(self, progress: float) -> SumLoss:
+        """Return the loss at another point of the run; see `progress`."""
+        return replace(self, progress=progress)
 
     @property
     def needs_update(self) -> bool:
@@ -73,6 +79,14 @@ class SumLoss:
                 batch = term.prepare(batch)
         return batch
 
+    def changing_coefs(self) -> dict[str, float]:
+        """Return the factors of those terms whose factor changes in the run, by `coef/<part>`."""
+        return {
+            f"coef/{_part(term)}": term.config.coef_at(self.progress)
+            for term in self.terms
+            if term.config.end_coef is not None
+        }
+
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the summed loss per token, its parts and its metrics.
 
@@ -87,7 +101,7 @@ class SumLoss:
         masked = _masked(terms, batch.loss_mask)
         for term in self.terms:
             result = term(masked, batch)
-            share_BT = term.config.coef * result.loss_BT
+            share_BT = term.config.coef_at(self.progress) * result.loss_BT
             if term.config.estimates_policy_gradient and batch.importance_weights is not None:
                 share_BT = share_BT * batch.importance_weights
             shares_BT[_part(term)] = share_BT

@@ -228,6 +228,10 @@ class RlvrBase(RunConfig):
         waits = self.critic.warmup_steps if self.critic and role is Role.ACTOR_TRAIN else 0
         return max(self.max_steps - waits, 0) * self.updates_per_step(role)
 
+    def progress(self, step: int) -> float:
+        """Return the part of the run that is done at a step, 0 in the first and 1 in the last."""
+        return step / max(self.max_steps - 1, 1)
+
     @property
     def scores_old_logprobs(self) -> bool:
         """True if `old_logprobs` are computed in an extra forward pass."""

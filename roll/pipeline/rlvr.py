@@ -209,18 +209,25 @@ class RlvrPipeline(Pipeline[RlvrBase]):
                 assert isinstance(batch, RolloutBatch), "a critic has values of single tokens"
                 metrics = self.train_critic(batch)
             if critic is None or step >= critic.warmup_steps:
-                metrics = metrics | self.train_actor(batch)
+                metrics = metrics | self.train_actor(batch, self.config.progress(step))
                 self.move_reference(step)
                 tokens = int(batch.lengths.sum()) * self.config.actor_train.epochs
         rate = tokens / max(self.timers.seconds("train"), 1e-9)
         return metrics | {"perf/trained_tokens_per_s": Last(rate)}
 
-    def train_actor(self, batch: RolloutBatch | SampleTable) -> Metrics:
-        """Do the policy's optimizer steps on the samples of a step, one call for each of them."""
+    def train_actor(self, batch: RolloutBatch | SampleTable, progress: float) -> Metrics:
+        """Do the policy's optimizer steps on the samples of a step, one call for each of them.
+
+        Args:
+            progress: part of the run that is done, on which factors of the loss can depend.
+        """
         actor = self.runtime.actor
         with self.runtime.colocation.use(Role.ACTOR_TRAIN):
-            parts = [actor.call(ActorWorker.train, update) for update in self._updates(batch)]
-        return Metrics.concat(parts)
+            parts = [
+                actor.call(ActorWorker.train, update, progress) for update in self._updates(batch)
+            ]
+        coefs = self.loss.at(progress).changing_coefs()
+        return Metrics.concat(parts) | {name: Last(coef) for name, coef in coefs.items()}
 
     def move_reference(self, step: int) -> None:
         """Move a reference that follows the policy, after the steps in which it is due."""

@@ -103,6 +103,7 @@ PANELS = (
     Panel(POLICY, "KL of a step", ("approx_kl",)),
     Panel(POLICY, "Gradient norm", ("grad_norm", *_beside("grad_norm")), log=True),
     Panel(POLICY, "Loss", ("loss/*", *_beside("loss/*"))),
+    Panel(POLICY, "Factors of loss terms", ("coef/*",)),
     Panel(POLICY, "Learning rate", ("lr", *_beside("lr"))),
     Panel(POLICY, "Skipped updates", ("skipped_steps",), "gradient 0 or not finite"),
     Panel(RESPONSES, "Tokens of a response", ("response_tokens/mean", "response_tokens/max")),

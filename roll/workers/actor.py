@@ -116,12 +116,16 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         )
 
     @dispatch(SHARD_BATCH)
-    def train(self, batch: RolloutBatch | SampleTable) -> Metrics:
+    def train(self, batch: RolloutBatch | SampleTable, progress: float) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics. The errors are those
-        of `TrainStrategy.train`."""
+        of `TrainStrategy.train`.
+
+        Args:
+            progress: part of the run that is done, on which factors of the loss can depend.
+        """
         batch = dense(batch) if isinstance(batch, SampleTable) else batch
         seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
-        return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
+        return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss.at(progress))
 
     @dispatch(BROADCAST)
     def move_reference(self, decay: float) -> None:

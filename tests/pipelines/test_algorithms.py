@@ -96,6 +96,21 @@ def test_self_play_makes_the_answers_likelier_than_the_responses(tmp_path: Path)
         assert record["loss/spin"] < math.log(2)
 
 
+def test_a_factor_of_the_loss_changes_from_step_to_step_and_comes_back(tmp_path: Path) -> None:
+    bonus = {"kind": "entropy", "coef": 0.4, "end_coef": 0.1}
+    path = task(
+        tmp_path,
+        {"loss": [{"kind": "ppo_clip"}, bonus]},
+        max_steps=4,
+        checkpoint={"every": 2, "export_hf": False},
+    )
+    records = assert_resumes_to_the_bit(path, tmp_path, 4)
+    for record, coef in zip(records, (0.4, 0.3, 0.2, 0.1), strict=True):
+        assert record["coef/entropy"] == pytest.approx(coef)
+        # One update with `token_mean`: what the metric says of its tokens is what the term has.
+        assert record["loss/entropy"] == pytest.approx(-coef * record["entropy"], rel=1e-5)
+
+
 def assert_resumes_to_the_bit(path: Path, folder: Path, steps: int) -> list[dict[str, Any]]:
     """A whole run, and one that has lost its last checkpoint and goes on from the one before."""
     straight = run_local(path, [f"output_dir={folder / 'straight'}"])

@@ -26,11 +26,24 @@ class LossChoice(Choice):
     """True if rewards decide which samples of a prompt the term compares."""
     trains_answers: ClassVar[bool] = False
     """True if the term compares each sample with the answer of its row of the data set."""
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the term in the loss."""
+    end_coef: float | None = Field(default=None, ge=0)
+    """Factor in the last step (`max_steps`), to which that of the first step, `coef`, changes by
+    the same amount each step. null: `coef` in all steps."""
+
+    def coef_at(self, progress: float) -> float:
+        """Return the factor of the term in a step.
+
+        Args:
+            progress: part of the run that is done, 0 in the first step and 1 in the last.
+        """
+        if self.end_coef is None:
+            return self.coef
+        return self.coef + (self.end_coef - self.coef) * progress
 
 
 class PolicyChoice(LossChoice):
     """Base of the terms that estimate the policy gradient."""
 
     estimates_policy_gradient: ClassVar[bool] = True
-    coef: float = Field(default=1.0, gt=0)
-    """Factor of the term in the loss."""

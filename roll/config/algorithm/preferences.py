@@ -141,8 +141,6 @@ class PreferenceTermConfig(LossChoice):
     trains_pairs: ClassVar[bool] = True
     compares_rewards: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
-    coef: float = Field(default=1.0, gt=0)
-    """Factor of the term in the loss."""
     formula: PairFormulaConfig = SigmoidConfig()
     """Formula of the loss of a pair; all but `simpo` and `orpo` need a `reference` role."""
 
@@ -170,8 +168,6 @@ class SpinConfig(LossChoice):
     reads_advantages: ClassVar[bool] = False
     trains_pairs: ClassVar[bool] = True
     trains_answers: ClassVar[bool] = True
-    coef: float = Field(default=1.0, gt=0)
-    """Factor of the term in the loss."""
     beta: float = Field(default=0.1, gt=0)
     """Factor of d, `lambda` of the paper, which takes 0.1, and 5 in its last iteration: a larger
     value keeps the policy closer to that before the step."""

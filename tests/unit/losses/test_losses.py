@@ -198,6 +198,20 @@ def test_the_config_makes_the_terms_with_their_coefficients() -> None:
     assert pickle.loads(pickle.dumps(loss)) == loss
 
 
+@pytest.mark.parametrize(
+    ("progress", "kl", "entropy"), [(0.0, 0.5, 0.2), (0.25, 0.5, 0.15), (1.0, 0.5, 0.0)]
+)
+def test_a_factor_changes_evenly_from_the_first_step_to_the_last(
+    progress: float, kl: float, entropy: float
+) -> None:
+    terms = (PpoClipConfig(), KlConfig(coef=0.5), EntropyConfig(coef=0.2, end_coef=0.0))
+    loss, (given, batch) = build_loss(AlgorithmConfig(loss=terms)).at(progress), full_batch()
+    plain = (PpoClipConfig(), KlConfig(coef=kl), EntropyConfig(coef=entropy))
+    expected = build_loss(AlgorithmConfig(loss=plain))(given, batch)
+    torch.testing.assert_close(loss(given, batch).loss_BT, expected.loss_BT)
+    assert loss.changing_coefs() == {"coef/entropy": pytest.approx(entropy)}
+
+
 def test_metrics_have_the_names_of_the_run_and_carry_no_gradient() -> None:
     terms, batch = full_batch()
     attached = PolicyTerms(terms.logprobs_BT.requires_grad_(), terms.entropy_BT)
