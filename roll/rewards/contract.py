@@ -30,6 +30,7 @@ RESPONSES: Mapping[str, str] = {
     "odd unicode": "\u202e\u0000\ufffd\U0001f9ee \u0661\u0662 \u00bd \u200b e\u0301",
     "a huge power": "\\boxed{9^{9^{9^{9^9}}}}",
     "deep nesting": "\\boxed{" + "(" * 5000 + ")" * 5000 + "}",
+    "nested brackets": "\\boxed{" + "(" * 500 + "7" + ")" * 500 + "}",
     "code and quotes": '\'; import os; """ {} %s {0} \\',
 }
 """Responses that the check tries, by a short description: some that a policy in training really
