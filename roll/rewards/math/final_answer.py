@@ -29,9 +29,12 @@ _AFTER = (
     r"(?:_\{?\d{1,2}\}?)?(?:\\?%)?(?: ?(?:[ap]\.?m\b\.?|[AP]\.?M\b\.?))?"
     r"(?:\s+(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)s?\b)*"
 )
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,])(?=\d{3}(?!\d))")
+"""Separators of thousands in LaTeX: `12{,}345`, `12,\\!345` and `12\\,345`."""
+_TEN_TO = r"(?: {0,2}(?:\\times|\\cdot|\*) {0,2}10\^(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
 _VALUE = (
     rf"(?:{_ROOT}|{_REPEATING}|\d{{1,2}}:\d\d(?::\d\d)?(?!\d)|{_MIXED}|{_FRAC}|{_PART}"
-    rf"|{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?)"
+    rf"|{_WHOLE}(?:\.\d+)?(?:{_TEN_TO}|(?:[eE][-+]?\d+)?(?:/\d+)?))"
 )
 _NUMBER = re.compile(rf"(?<![\w.)}}])[-+]?\$?{_VALUE}{_AFTER}|{_VALUE}{_AFTER}")
 
@@ -71,7 +74,8 @@ def find_answer(response: str, *, prompt: str = "", truncated: bool = False) -> 
         return FoundAnswer(hashes[-1].strip(), boxed=False)
     if truncated:
         return FoundAnswer(None, boxed=False)
-    numbers = _NUMBER.findall(plain_characters(final[-TAIL_CHARS:]))
+    tail = _THOUSANDS.sub(",", plain_characters(final[-TAIL_CHARS:]))
+    numbers = _NUMBER.findall(tail)
     return FoundAnswer(numbers[-1].strip() if numbers else None, boxed=False)
 
 

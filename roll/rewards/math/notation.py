@@ -54,7 +54,11 @@ _COMMANDS = [
     (r"\\(?:infin|infty)(?![a-z])", r"\\infty "),
     (r"\\(?:percent)(?![a-z])|\\%", "%"),
     (r"\\(?:dollar|euro|pounds)(?![a-z])|\\?\$|[\u20ac\u00a3\u00a5\u20b9]", ""),
-    (r"\\\(|\\\)|\\\[|\\\]", ""),
+    # A new row of a matrix, with a distance behind it: the bracket is none of a formula.
+    (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),
+    (r"(?<!\\)\\[()\[\]]", ""),
+    (r"\\langle(?![a-z])", "("),
+    (r"\\rangle(?![a-z])", ")"),
     (r"\\(?:dots|cdots|dotsc|dotsb)(?![a-z])|\.{3,}", r"\\ldots "),
     (r"\\(?:times|ast)(?![a-z])", r"\\times "),
     (r"\\R(?![a-zA-Z])", r"\\mathbb{R}"),

@@ -125,23 +125,29 @@ def _read_share(text: str) -> Numeral | None:
 def _read(text: str) -> Numeral | None:
     """Return the number in a text without unit or percent sign: signed, in any notation, times
     words like "million"; or None."""
-    negative = text.startswith("-")
-    text = text[1:] if text[:1] in ("-", "+") else text
+    negative, text = _unsigned(text)
+    ahead = negative
     if len(text) > 2 and text[0] == "(" and text[-1] == ")" and not _BASED.fullmatch(text):
-        text = text[1:-1]  # -(2/3)
-        if text[:1] in ("-", "+"):
-            negative, text = negative != (text[0] == "-"), text[1:]
+        ahead, text = _unsigned(text[1:-1])  # -(2/3)
+        negative = negative != ahead
     scale = Fraction(1)
     while (match := _SCALE.search(text)) and match.end() == len(text) and match.start():
         word = match[0].strip().lower()
         scale *= _SCALES[word if word in _SCALES else word[:-1]]
         text = text[: match.start()]
-    found = _plain(text) or _ratio(text) or _mixed(text) or _repeating(text) or _based(text)
+    found = _plain(text) or _ratio(text) or _repeating(text) or _based(text)
+    if found is None and not (ahead and "+" in text):  # -2+1/2 is a sum, in which only 2 is negative
+        found = _mixed(text)
     if found is None:
         return None
     value, ulp = found
     value = -value if negative else value
     return Numeral(value * scale, None if ulp is None else ulp * scale)
+
+
+def _unsigned(text: str) -> tuple[bool, str]:
+    """Return whether a text begins with a minus sign, and the text without its sign."""
+    return text.startswith("-"), text[1:] if text[:1] in ("-", "+") else text
 
 
 def _digits(text: str) -> str:

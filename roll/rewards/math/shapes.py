@@ -123,8 +123,6 @@ def _bracketed(text: str) -> Shape | None:
     if text.startswith("\\{") and text.endswith("\\}") and _match(text, 1) == len(text) - 1:
         inner = _split(text[2:-2], (",", ";"))
         return Shape("set", tuple(inner)) if all(inner) else None
-    if text.startswith("\\langle") and text.endswith("\\rangle"):
-        return Shape("tuple", tuple(_split(text[7:-7].strip(), (",",))))
     if text[0] not in "([" or text[-1] not in ")]" or _match(text, 0) != len(text) - 1:
         return None
     inner = _split(text[1:-1], (",", ";"))

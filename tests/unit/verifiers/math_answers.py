@@ -97,6 +97,7 @@ FAMILIES: dict[str, list[list[str]]] = {
         ["2 1/3", "7/3", r"2\frac{1}{3}", r"2 \frac13", r"2\dfrac{1}{3}", "2⅓", "2 ⅓", r"\frac{7}{3}", r"2.\overline{3}",
          r"2 + \frac{1}{3}", r"\tfrac73"],
         ["2/3"], ["21/3", "7"], ["1/3"], ["-2 1/3", r"-2\frac{1}{3}", "-7/3", "−2⅓"], ["2 2/3", "8/3"], ["2 1/4", "2.25"],
+        ["-5/3", r"-2+\frac13", r"-2 + \frac{1}{3}", "-(1+2/3)", r"-1\frac23"],
     ],
     "repeating": [
         [r"0.\overline{3}", "1/3", r"0.\bar{3}", r"0.\dot{3}", "0.(3)", "0.333...", r"0.333\ldots", "0.333…", "0.3̅", "0.333333"],
@@ -136,7 +137,8 @@ FAMILIES: dict[str, list[list[str]]] = {
     ],
     "unknowns": [["x > 2", "2 < x"], ["y > 2"], ["x < 2"], ["x \\ge 2"], ["x > 3"]],
     "tuples and sets": [
-        ["(1, 2)", r"\left(1,2\right)", r"(1, \frac{4}{2})", "(1.0, 2)"], ["(2, 1)"], [r"\{1, 2\}", r"\{2,1\}", r"\{1,2,2\}"], ["(1,2,3)"], [r"\{1,2,3\}"],
+        ["(1, 2)", r"\left(1,2\right)", r"(1, \frac{4}{2})", "(1.0, 2)"], ["(2, 1)"], [r"\{1, 2\}", r"\{2,1\}", r"\{1,2,2\}"], ["(1,2,3)", r"\langle 1,2,3\rangle", r"\left\langle 1, 2, 3 \right\rangle", "⟨1,2,3⟩"],
+        [r"\{1,2,3\}"], [r"\langle 1,3,2\rangle"], [r"\langle 1,2,2,3\rangle"], [r"\langle \frac12, 100, 200\rangle", "(0.5, 100, 200)"],
     ],
     "lists": [["1, 2", "2, 1", "1 and 2", r"1 \text{ or } 2", r"\{1,2\}", "x=1 or x=2", "x = 1, 2"], ["1, 3"], ["1"], ["1, 2, 3", "3,2, and 1"]],
     "values of several names": [
@@ -149,6 +151,7 @@ FAMILIES: dict[str, list[list[str]]] = {
         ["5", "=5", r"\approx 5", "≈5", "5th", "5^{th}", "|AB|=5", "5=x", r"\overline{AB}=5"], [r"\ne 5"], ["<5"], ["6th", "=6"],
         ["30", r"m\angle A=30^\circ", r"\angle ABC=30^\circ", r"\measuredangle A = 30^\circ"], [r"\angle A=31^\circ"], ["12", "[ABC]=12"],
     ],
+    "two signs of a sum": [[r"-\frac12, -\frac32", r"x=-1\pm\frac12", r"-1 \pm 0.5"], [r"-\frac12, \frac32"]],
     "two signs": [[r"\pm 3", "3, -3", r"\{-3, 3\}", "±3", r"x = \pm 3"], ["3"], ["-3"]],
     "times": [["10:30", r"10\!:\!30", "10 : 30", r"10{:}30", "10:30 AM", r"10:30\text{ a.m.}", "10:30 a.m."], ["1030"], ["10.30"], ["10:31"], ["9:30"],
               ["10"], ["30"]],
@@ -166,7 +169,8 @@ FAMILIES: dict[str, list[list[str]]] = {
     ],
     "equations": [["AB = AC", "AC = AB"], ["AB = BC"], ["y = xz", "xz = y", "y=zx"], ["y = x"], ["f(x) = c"], ["f(x) = d"]],
     "matrices": [
-        [r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & \frac{8}{2} \end{pmatrix}"],
+        [r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & \frac{8}{2} \end{pmatrix}",
+         r"\begin{pmatrix} 1 & 2 \\[4pt] 3 & 4 \end{pmatrix}", r"\[\begin{pmatrix} 1 & 2 \\ [0.5ex] 3 & 4 \end{pmatrix}\]"],
         [r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"], [r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}"],
     ],
     "names": [["Q_8", "Q_{8}"], ["Q_9"], [r"\mathbb{Z}_2"], [r"\mathbb{Z}_3"], [r"\mathbb{Z}", "ℤ"], [r"\mathbb{C}"], [r"\aleph_0"], [r"\aleph_1"], ["O(n)"], ["O(n^2)"], ["n"]],

@@ -74,6 +74,11 @@ def test_spellings_of_one_answer_are_equal_and_others_are_not(family: str, equal
         (r"so $\cfrac34$.", "3/4"),
         ("it is 12 345.", "12345"),
         ("in 2024 1/2 of them", "1/2"),
+        ("So the total is $12{,}345$.", "12345"),
+        (r"So the total is $1,\!234,\!567$.", "1234567"),
+        (r"So it is $12\,345.5$", "12345.5"),
+        (r"about $3 \times 10^{8}$ m/s", "3e8"),
+        ("about 3 × 10⁸", "300000000"),
     ],
 )
 def test_an_answer_without_a_box_is_read_whole(response: str, truth: str, equal: Equal) -> None:
@@ -94,6 +99,8 @@ def test_an_answer_without_a_box_is_read_whole(response: str, truth: str, equal:
         (r"so $\frac{x}{4}$.", "4"),
         ("it is 12 345.", "345"),
         ("in 2024 1/2 of them", "2024.5"),
+        ("So the total is $12{,}345$.", "345"),
+        (r"about $3\times10^{8}$", "8"),
     ],
 )
 def test_a_piece_of_an_answer_without_a_box_is_not_the_answer(
