@@ -111,6 +111,36 @@ def test_a_call_is_not_judged_by_what_earlier_calls_left() -> None:
     )
 
 
+def test_a_program_gains_nothing_by_its_end() -> None:
+    """Right for 1, wrong for 2 to 4: what it does at 5 takes back no failure."""
+    row = {"test_list": [f"assert f({n}) == 1" for n in range(1, 9)]}
+    ends = {"return 2": "wrong", "exit()": "crashed", "while True: pass": "timed_out"}
+    for end, kind in ends.items():
+        program = f"def f(n):\n    if n == 5:\n        {end}\n    return n if n < 5 else 2"
+        found = score(program, row, score="share", limits=SHORT)
+        assert found.score == 1 / 8, end
+        assert found.parts["wrong"] == (7 / 8 if kind == "wrong" else 3 / 8)
+        assert found.parts[kind] >= 4 / 8
+    file = (
+        "import pytest\n@pytest.mark.parametrize('n', range(1, 9))\ndef test_f(n): assert f(n) == 1"
+    )
+    program = "def f(n):\n    if n == 5: exit()\n    return n"
+    assert score(program, {"test": file}, score="share").score == 1 / 8
+    assert score(program, {"test": file}, score="share").parts["crashed"] == 4 / 8
+
+
+def test_cases_behind_a_failure_count_in_every_form() -> None:
+    """Asserts and pytest files as cases of text: the second of four fails."""
+    asserts = {"test_list": [f"assert f({n}) == {n}" for n in range(4)]}
+    file = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_f(n): assert f(n) == n"
+    for row in (asserts, {"test": file}):
+        program = "def f(n): return 7 if n == 1 else n"
+        assert score(program, row, score="first_failure").score == 0.25
+        assert score(program, row, score="share", stop=True).score == 0.25
+        assert score(program, row, score="share").score == 0.75
+        assert score("def f(n): return n", row, stop=True).score == 1.0
+
+
 PYTEST = """
 import pytest
 from solution import BankError, Account, LIMIT, greet, add

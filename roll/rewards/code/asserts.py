@@ -19,7 +19,7 @@ from roll.rewards.code.calls import results
 from roll.rewards.code.parsed_tests import Parsed, parsed
 from roll.rewards.code.rows.cases import Suite
 from roll.rewards.code.running.programs import Program, ended_well
-from roll.rewards.code.stand_ins import PROGRAM, PYTEST, TESTS
+from roll.rewards.code.stand_ins import PROGRAM, PROGRAM_ENDED, PYTEST, TESTS
 from roll.rewards.code.verdict import Kind, Verdict, without_result
 from roll.sandbox import Limits, Outcome, Sandbox, SandboxError, Session
 
@@ -36,7 +36,7 @@ async def judge_asserts(
     entry: str | None = None,
     limits: Limits | None = None,
 ) -> list[Verdict]:
-    """Judge a program by the asserts of its tests; return a verdict for each that was reached.
+    """Judge a program by the asserts of its tests; return a verdict for each.
 
     See `judge_tests`.
     """
@@ -51,9 +51,10 @@ async def judge_tests(
     limits: Limits | None = None,
     for_tests: Sandbox | None = None,
 ) -> list[Verdict]:
-    """Judge a program by tests; return a verdict for each case that was reached.
+    """Judge a program by tests; return a verdict for each case, at least one.
 
-    If the tests cannot go on, a last verdict says why. There is always at least one.
+    Cases that are not reached, because the program has ended or the tests cannot go on, have failed
+    by that, so that a program gains nothing by its end.
 
     Args:
         sandbox: runs the program.
@@ -93,7 +94,7 @@ async def _dialogue(judge: _Side, other: _Candidate, text: Parsed, style: str) -
         if not isinstance(said, dict):
             return [other.ended or without_result(judge.last)]
         if "judged" in said:
-            return _verdicts(said, other.ended)
+            return _verdicts(said, other.ended, text.asserts)
         said = await judge.ask("go_on", json.dumps(await other.answer(said)))
     return [Verdict(Kind.TIMED_OUT, f"the tests made more than {MOST_CALLS} calls")]
 
@@ -188,24 +189,30 @@ def _can_be_told(answer: dict[str, Any]) -> bool:
     return True
 
 
-def _verdicts(said: dict[str, Any], ended: Verdict | None) -> list[Verdict]:
-    """Return what the tests have noted.
+def _verdicts(said: dict[str, Any], ended: Verdict | None, asserts: int) -> list[Verdict]:
+    """Return the verdicts on all cases.
 
     Args:
-        said: `judged`: True, False or an exception for each case; `why` the tests stopped.
-        ended: verdict on a program that has ended before. It is the last one, whatever the tests
-            made of that end.
+        said: `judged`: True, False or an exception for each case that was reached; `why` the tests
+            stopped.
+        ended: verdict on a program that has ended before. It is that of the cases which failed by
+            that end, whatever the tests made of it.
+        asserts: number of asserts in the tests.
     """
     found = [_verdict(each, ended) for each in said["judged"]]
-    if ended is not None:
-        return [each for each in found if each.passed] + [ended]
-    if said["why"] or not found:
-        found.append(_verdict(said["why"] or "no case was reached", ended))
-    return found
+    stopped = ended
+    if stopped is None and (said["why"] or not found):
+        stopped = Verdict(Kind.RAISED, said["why"] or "no case was reached")
+    if stopped is None:
+        return found
+    missing = max(asserts - len(found), 0 if stopped in found else 1)
+    return found + [stopped] * missing
 
 
 def _verdict(noted: bool | str, ended: Verdict | None) -> Verdict:
     """Return the verdict on a case: `noted` says whether it passed, or is its exception as text."""
     if isinstance(noted, bool):
         return Verdict(Kind.PASSED if noted else Kind.WRONG)
+    if ended is not None and noted.startswith(PROGRAM_ENDED):
+        return ended
     return Verdict(Kind.RAISED, noted)

@@ -18,6 +18,16 @@ from roll.sandbox import Limits
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of a program."""
+
+    verdicts: Sequence[Verdict]
+    """Of its cases, in their order; where the first failure ends the judging, up to that one."""
+    number: int
+    """Number of all its cases, at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judging:
     """Judge of programs: sandbox, language, limits and comparison."""
 
@@ -31,8 +41,8 @@ class Judging:
     for_pytest: Callable[[], Awaitable[OpenSandbox]]
     """Returns a sandbox with pytest, for pytest files."""
 
-    async def judge(self, source: str, problem: Problem) -> Sequence[Verdict]:
-        """Return the verdicts on a program; the only one of a text that is none is `NOT_COMPILED`.
+    async def judge(self, source: str, problem: Problem) -> Judged:
+        """Judge a program; the only verdict on a text that is none is `NOT_COMPILED`.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -41,21 +51,23 @@ class Judging:
         sandbox = self.opened.sandbox
         program = await build(sandbox, self.language, source)
         if isinstance(program, Verdict):
-            return [program]
+            return Judged([program], 1)
         if isinstance(problem, Texts):
             judges = [
                 functools.partial(self._text, program, case, problem.checker)
                 for case in problem.cases
             ]
-            return await in_order(judges, self.opened.width, self.stop)
+            found = await in_order(judges, self.opened.width, self.stop)
+            return Judged(found, len(problem.cases))
         if isinstance(problem, Calls):
-            return await judge_calls(
+            found = await judge_calls(
                 sandbox, source, problem.entry, problem.calls, self.limits, stop=self.stop
             )
+            return Judged(found, max(len(problem.calls), len(found)))
         for_tests = await self.for_pytest() if problem.style == "pytest" else self.opened
         async with self.opened.turn():
             found = await judge_tests(sandbox, program, problem, self.limits, for_tests.sandbox)
-        return until_failure(found) if self.stop else found
+        return Judged(until_failure(found) if self.stop else found, len(found))
 
     async def _text(self, program: Program, case: TextCase, checker: Checker | None) -> Verdict:
         """Run a program on a standard input and judge what it writes.

@@ -24,6 +24,9 @@ class Parsed:
     the program."""
     note: str
     """Name of the list that takes what the asserts find."""
+    asserts: int
+    """Number of asserts in the text, which may be passed several times or never; 0 where they are
+    not the cases."""
 
 
 def parsed(tests: Suite) -> Parsed:
@@ -36,9 +39,11 @@ def parsed(tests: Suite) -> Parsed:
     _add_helpers(tree, tests)
     note = f"judged_{secrets.token_hex(8)}"
     names, modules = sorted(_free_names(tree)), sorted(_modules(tree))
+    asserts = 0
     if tests.style == "asserts":
+        asserts = sum(isinstance(node, ast.Assert) for node in ast.walk(tree))
         tree = ast.fix_missing_locations(_Noted(note).visit(tree))
-    return Parsed(ast.unparse(tree), tuple(names), tuple(modules), note)
+    return Parsed(ast.unparse(tree), tuple(names), tuple(modules), note, asserts)
 
 
 def _parse(tests: Suite) -> ast.Module:

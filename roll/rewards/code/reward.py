@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Sample
 from roll.rewards.api import Reward
-from roll.rewards.code.judging import Judging
+from roll.rewards.code.judging import Judged, Judging
 from roll.rewards.code.outputs import Comparison, Kind
 from roll.rewards.code.rows.answer import program_of
-from roll.rewards.code.rows.cases import Calls, Problem, Suite, Texts
+from roll.rewards.code.rows.cases import Problem, Suite, Texts
 from roll.rewards.code.rows.columns import problem_of
 from roll.rewards.code.running.languages import places_of
 from roll.rewards.code.running.sandboxes import (
@@ -79,7 +78,7 @@ async def code_reward(
         )
     source = _program(sample, language)
     if source is None:
-        return _reward([Verdict(Result.NOT_COMPILED)], score, _number(problem))
+        return _reward(Judged([Verdict(Result.NOT_COMPILED)], 1), score)
     compiles_here = language != "python" and sandbox.level != "remote"
     judging = Judging(
         opened=await open_sandbox(sandbox, more=places_of(language) if compiles_here else ()),
@@ -90,10 +89,10 @@ async def code_reward(
         for_pytest=lambda: open_pytest_sandbox(sandbox),
     )
     try:
-        verdicts = await judging.judge(_completed(source, problem), problem)
+        judged = await judging.judge(_completed(source, problem), problem)
     except ValueError as error:
         raise DataError(f"row {sample.prompt.id}: {error}") from None
-    return _reward(verdicts, score, _number(problem))
+    return _reward(judged, score)
 
 
 def _program(sample: Sample, language: LanguageName) -> str | None:
@@ -106,13 +105,6 @@ def _program(sample: Sample, language: LanguageName) -> str | None:
 def _reads_input(problem: Problem) -> bool:
     """Return whether a program of any language can be judged: by its input and output alone."""
     return isinstance(problem, Texts) or (isinstance(problem, Suite) and problem.style == "check")
-
-
-def _number(problem: Problem) -> int | None:
-    """Return the number of cases; None if it shows only when the tests run."""
-    if isinstance(problem, Texts):
-        return len(problem.cases)
-    return len(problem.calls) if isinstance(problem, Calls) else None
 
 
 def _completed(source: str, problem: Problem) -> str:
@@ -134,15 +126,9 @@ def _whole(text: str) -> bool:
     return True
 
 
-def _reward(verdicts: Sequence[Verdict], score: Score, number: int | None) -> Reward:
-    """Return score and parts.
-
-    Args:
-        verdicts: of the cases that were judged.
-        score: see `code_reward`.
-        number: of all cases; None: as many as there are verdicts.
-    """
-    of = max(number or 0, len(verdicts))
+def _reward(judged: Judged, score: Score) -> Reward:
+    """Return score and parts; `score`: see `code_reward`."""
+    verdicts, of = judged.verdicts, judged.number
     kinds = Counter(each.kind for each in verdicts)
     compiled = not kinds[Result.NOT_COMPILED]
     parts = {"compiled": float(compiled)}

@@ -89,6 +89,9 @@ names, held, places = {"__name__": "candidate", "__builtins__": builtins}, [], {
 )
 """Defines `tell`, which answers a request. The program runs in `names`."""
 
+PROGRAM_ENDED = "ProgramEnded"
+"""Name of the exception that the tests get where the program gives no answers any more."""
+
 TESTS = (
     ENCODE
     + DECODE

@@ -136,7 +136,9 @@ def _read(text: str) -> Numeral | None:
         scale *= _SCALES[word if word in _SCALES else word[:-1]]
         text = text[: match.start()]
     found = _plain(text) or _ratio(text) or _repeating(text) or _based(text)
-    if found is None and not (ahead and "+" in text):  # -2+1/2 is a sum, in which only 2 is negative
+    if found is None and not (
+        ahead and "+" in text
+    ):  # -2+1/2 is a sum, in which only 2 is negative
         found = _mixed(text)
     if found is None:
         return None
