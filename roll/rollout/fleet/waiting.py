@@ -45,7 +45,7 @@ class WaitingLine:
 
     def __bool__(self) -> bool:
         """Return whether a request waits."""
-        self._drop_left(self._order)
+        self._drop_cancelled()
         return bool(self._order)
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class WaitingLine:
         """Return the request that a replica with room takes next, which stays in line: the first
         one if it was moved or has let enough others pass, else the first whose prefix the replica
         has, else the first. None if none waits."""
-        self._drop_left(self._order)
+        self._drop_cancelled()
         if not self._order:
             return None
         first = self._order[0]
@@ -94,6 +94,13 @@ class WaitingLine:
         self._order.clear()
         self._own.clear()
         return found
+
+    def _drop_cancelled(self) -> None:
+        """Forget those at the head of the order that wait no more. One that was cancelled counts as
+        one that got a place, since all behind it counted it when they arrived."""
+        while self._order and (self._order[0].left or self._order[0].seat.done()):
+            one = self._order.popleft()
+            self._served += not (one.left or one.moved)
 
     @staticmethod
     def _drop_left(line: deque[Waiting]) -> None:

@@ -46,20 +46,19 @@ def test_a_replica_takes_what_a_list_of_all_that_wait_says(
 ) -> None:
     def play() -> None:
         line = WaitingLine(REPLICAS)
-        every: list[tuple[Waiting, int | None, int]] = []  # who waits, its home, its number
-        arrived = served = 0
+        every: list[tuple[Waiting, int | None]] = []  # who waits, and its home
+        passed: dict[str, int] = {}  # how many got a place before it that came later
         for what, number, moved in steps:
             if what == "add":
                 one = waiting(f"{len(every)}", moved)
                 line.add(one, number)
                 if moved:
-                    every.insert(0, (one, None, -1))
+                    every.insert(0, (one, None))
                 else:
-                    every.append((one, number, arrived))
-                    arrived += 1
+                    every.append((one, number))
             elif what == "cancel" and every:
                 assert number is not None
-                one, *_ = every.pop(number % len(every))
+                one, _ = every.pop(number % len(every))
                 one.seat.cancel()
             elif what == "take":
                 assert number is not None
@@ -67,17 +66,38 @@ def test_a_replica_takes_what_a_list_of_all_that_wait_says(
                 if not every:
                     assert taken is None
                     continue
-                first, _, place = every[0]
-                late = place < 0 or served >= place + PATIENCE * REPLICAS
-                own = [each for each, home, _ in every if home == number]
+                first, _ = every[0]
+                late = first.moved or passed.get(first.session, 0) >= PATIENCE * REPLICAS
+                own = [each for each, home in every if home == number]
                 expected = first if late or not own else own[0]
                 assert taken is expected
                 line.serve(expected)
-                served += not expected.moved
+                for each, _ in every[: [one for one, _ in every].index(expected)]:
+                    passed[each.session] = passed.get(each.session, 0) + 1
                 every = [each for each in every if each[0] is not expected]
             assert bool(line) == bool(every)
-        assert line.clear() == [one for one, *_ in every if not one.seat.done()]
+        assert line.clear() == [one for one, _ in every if not one.seat.done()]
         assert not line
+
+    on_loop(play)
+
+
+def test_those_that_were_cancelled_do_not_make_the_others_wait_longer() -> None:
+    def play() -> None:
+        line = WaitingLine(REPLICAS)
+        for number in range(100):
+            one = waiting(f"gone {number}")
+            line.add(one, 0)
+            one.seat.cancel()
+        line.add(waiting("hung"), 2)
+        for number in range(PATIENCE * REPLICAS):
+            line.add(waiting(f"{number}"), 0)
+            taken = line.next_for(0)
+            assert taken is not None and taken.session == f"{number}"
+            line.serve(taken)
+        line.add(waiting("one more"), 0)
+        taken = line.next_for(0)
+        assert taken is not None and taken.session == "hung"
 
     on_loop(play)
 
