@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from roll.core.errors import PictureError
+from roll.core.errors import PictureError, RollError
 from roll.core.types import Prompt
 from roll.distributed.remote_contents import living_nodes, node_of
 from roll.rollout.budget import Budget
@@ -274,7 +274,7 @@ class GenerateScheduler:
     def _settle(self, entry: Entry, task: asyncio.Task[Group]) -> None:
         """Accept or reject a group that has ended, and start others; keep an error of the group or
         of a filter, which `collect` then raises. Ignore a group that was given back."""
-        if self._tasks.pop(entry.number, None) is None or task.cancelled():
+        if self._tasks.pop(entry.number, None) is None:
             return  # the prompt has been put back
         assert self._counts is not None
         try:
@@ -282,8 +282,8 @@ class GenerateScheduler:
             reason = next((r for f in self.filters if (r := f(group)) is not None), None)
         except PictureError:  # whoever makes patches has named the prompt
             self._drop(entry, "broken picture")
-        except Exception as error:  # noqa: BLE001 - raised by `collect`
-            self._error = self._error or error
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
+            self._error = self._error or _told(error, entry.prompt)
             self._tasks[entry.number] = task
         else:
             self._counts.ended.append((group.timing, group.num_sampled_tokens))
@@ -338,3 +338,15 @@ def _nodes(entry: Entry) -> set[str]:
         return set()
     found = {node_of(scored.sample.completion.content) for scored in entry.group.samples}
     return {node for node in found if node is not None}
+
+
+def _told(error: BaseException, prompt: Prompt) -> BaseException:
+    """Return the error of a group. A cancellation that this scheduler has not asked for is one that
+    code of the group let escape."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    return RollError(
+        f"the group of prompt {prompt.id!r} ended by a CancelledError that nobody here asked for: "
+        "code that takes part in it awaited what it, or somebody else, had cancelled; catch "
+        "CancelledError there"
+    )

@@ -3,6 +3,7 @@ lines."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +40,19 @@ class OwnCode:
 
     async def wait(self, answer: Awaitable[R], about: str) -> R:
         """Wait for what an `async` method of the part returns; see `call`. An error of the
-        framework, such as a lost engine, passes as it is."""
-        with self._told(about):
-            return await answer
+        framework, such as a lost engine, passes as it is, and so does the end of the calling
+        task; a CancelledError for any other reason is an error of the part."""
+        try:
+            with self._told(about):
+                return await answer
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RollError(
+                f"{self.key}: {self.part.kind} raised CancelledError{about}: it awaited what was "
+                f"cancelled; catch CancelledError there\n{users_traceback(error)}"
+            ) from error
 
     def require(self, kept: bool, found: str, wanted: str) -> None:
         """Raise RollError, which says what the part returned and what is expected, unless the rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from roll.commands.trials.user_code import wrong_code
 from roll.config import load_config
-from roll.core.errors import ConfigError
+from roll.config.user_code.calls import OwnCode
+from roll.config.user_code.own import OwnPart
+from roll.core.errors import ConfigError, RollError
 from tests.unit.extend.test_own_algorithm import run_file
 
 HEAD = "from roll.extend import ChatTemplate, Curriculum, LossTerm, SampleAdvantage\n"
@@ -134,3 +137,34 @@ def test_a_class_that_is_no_tracker_is_refused(folder: Path, code: str, told: st
     tracker = "track.trackers=[{kind: 'my_parts:Mine', kwargs: {digit: 3}}]"
     wrong = wrong_code(load_config(run_file(folder), [tracker]).config, folder)
     assert [str(error) for error in wrong] == [told]
+
+
+def test_a_cancellation_that_a_part_lets_escape_is_told_as_its_error(folder: Path) -> None:
+    """Only that of the calling task, which is stopped, passes as it is."""
+    part, seen = OwnCode(OwnPart(kind="my_parts:Mine"), "rollout.loop"), []
+
+    async def careless() -> None:
+        other = asyncio.ensure_future(asyncio.sleep(60))
+        other.cancel()
+        await other
+
+    async def stopped() -> None:
+        try:
+            await part.wait(asyncio.sleep(60), "")
+        except asyncio.CancelledError:
+            seen.append("stopped")
+            raise
+
+    async def play() -> None:
+        with pytest.raises(
+            RollError, match=r"rollout.loop: my_parts:Mine raised CancelledError on x"
+        ):
+            await part.wait(careless(), " on x")
+        task = asyncio.ensure_future(stopped())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(play())
+    assert seen == ["stopped"]

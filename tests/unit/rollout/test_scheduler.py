@@ -134,6 +134,26 @@ def test_the_first_error_ends_the_collection_and_stops_the_others() -> None:
     assert books(made).offered == ["p0", "p1", "p2", "p3", "p4"]
 
 
+def test_a_group_that_ends_by_a_cancellation_of_its_own_is_an_error() -> None:
+    """As of a task that the code of the group has cancelled, and then awaits."""
+    engine = ScriptedEngine(turns=lambda request: None)
+    plain = single_turn(engine).run
+
+    async def run(task: GroupTask) -> Group:
+        if task.prompt.id != "p1":
+            return await plain(task)
+        other = asyncio.ensure_future(asyncio.sleep(60))
+        other.cancel()
+        await other
+        raise AssertionError
+
+    made = scheduler(numbered(), run, groups=3)
+    with pytest.raises(RollError, match="group of prompt 'p1' ended by a CancelledError"):
+        finish(made.collect(0))
+    assert engine.running == {}
+    assert books(made).offered == ["p0", "p1", "p2"]
+
+
 def test_a_cancelled_collection_leaves_nothing_running_and_loses_no_prompt() -> None:
     engine = ScriptedEngine(turns=lambda request: None if number(request) else 1)
     made = scheduler(numbered(), single_turn(engine).run)
@@ -465,6 +485,8 @@ def test_a_saved_group_is_the_same_when_it_is_read_again(tmp_path: Path) -> None
         "s:0", [0.1, 1 / 3], completions=[completion(5, 6, version=2), completion(7)], step=4
     )
     assert from_plain(from_disk(to_plain(one), tmp_path), prompt) == one
+    by_turns = replace(one, samples=tuple(replace(s, turn_reward=0.5) for s in one.samples))
+    assert from_plain(from_disk(to_plain(by_turns), tmp_path), prompt) == by_turns
 
 
 def test_a_saved_episode_has_the_words_with_which_it_began(tmp_path: Path) -> None:
