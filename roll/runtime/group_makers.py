@@ -15,6 +15,7 @@ from roll.core.types import SamplingParams
 from roll.rewards.execution.counters import Purpose
 from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.episodes.results import samples_of
 from roll.rollout.filters import without_dropped
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.own.bases import RolloutLoop
@@ -146,12 +147,13 @@ class EpisodeMakers(GroupMakers):
     """Tag -> hosts of the environment of tasks with this tag."""
     opponents: Mapping[str, Fleet] = field(default_factory=dict)
     """Engines of each opponent, by name."""
-    _failed: dict[Purpose, FailedEpisodes] = field(init=False)
+    failed: dict[Purpose, FailedEpisodes] = field(init=False)
+    """Counters of the episodes that failed, for training and for validation."""
 
     def __post_init__(self) -> None:
         limits = {hosts.name: hosts.config.max_error_rate for hosts in self.hosts.values()}
         failed = {purpose: FailedEpisodes(limits) for purpose in Purpose}
-        object.__setattr__(self, "_failed", failed)
+        object.__setattr__(self, "failed", failed)
 
     def begin_step(
         self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
@@ -161,8 +163,9 @@ class EpisodeMakers(GroupMakers):
         super().begin_step(samples_by_tag, purpose)
         expected = Counter[str]()
         for tag, samples in samples_by_tag.items():
-            expected[self.hosts[tag].name] += samples  # type: ignore[assignment]
-        self._failed[purpose].begin_step(expected)
+            hosts = self.hosts[tag]
+            expected[hosts.name] += samples / samples_of(hosts.config)  # type: ignore[assignment]
+        self.failed[purpose].begin_step(expected)
 
     def _make(
         self,
@@ -179,7 +182,7 @@ class EpisodeMakers(GroupMakers):
         rewarded = {tag for reward in self.config.rewards.values() for tag in reward.tags}
         return Episodes(
             hosts=self.hosts,
-            failed=self._failed[purpose],
+            failed=self.failed[purpose],
             max_tokens=self.config.max_row_tokens,
             score=dict.fromkeys(rewarded, score),
             branching=purpose is Purpose.TRAINING,

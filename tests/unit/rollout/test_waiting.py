@@ -93,11 +93,13 @@ def test_those_that_were_cancelled_do_not_make_the_others_wait_longer() -> None:
         for number in range(PATIENCE * REPLICAS):
             line.add(waiting(f"{number}"), 0)
             taken = line.next_for(0)
-            assert taken is not None and taken.session == f"{number}"
+            assert taken is not None
+            assert taken.session == f"{number}"
             line.serve(taken)
         line.add(waiting("one more"), 0)
         taken = line.next_for(0)
-        assert taken is not None and taken.session == "hung"
+        assert taken is not None
+        assert taken.session == "hung"
 
     on_loop(play)
 
