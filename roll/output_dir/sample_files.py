@@ -65,6 +65,7 @@ def schema() -> Any:
             "response": pa.string(),
             "ground_truth": pa.string(),
             "reward": pa.float64(),
+            "turn_reward": pa.float64(),
             "baseline_reward": pa.float64(),
             "rewards": scores,
             "parts": scores,

@@ -135,12 +135,12 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     sample without a total reward counts only for the rewards that gave it a score. A key is missing
     if no sample counts for it.
     """
-    totals = [scored.reward for scored in rows if scored.has_reward]
+    totals = [scored.score for scored in rows if scored.has_reward]
     named: dict[str, list[float]] = defaultdict(list)
     by_tag: dict[str, list[float]] = defaultdict(list)
     for scored in rows:
         if scored.has_reward:
-            by_tag[scored.sample.tag].append(scored.reward)
+            by_tag[scored.sample.tag].append(scored.score)
         for name, score in scored.by_name.items():
             named[f"reward/{name}/mean"].append(score)
         for name, part in scored.parts.items():

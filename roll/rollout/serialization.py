@@ -57,6 +57,7 @@ def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
         "runs": completion.versions.runs,
         "finish": completion.finish.value,
         "reward": scored.reward,
+        "turn_reward": scored.turn_reward,
         "parts": scored.parts,
         "by_name": scored.by_name,
         "failed": scored.failed,
@@ -114,4 +115,5 @@ def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         seat=row.get("seat", 0),
         shared_tokens=row.get("shared_tokens", 0),
         steps=steps,
+        turn_reward=row.get("turn_reward", 0.0),
     )

@@ -44,6 +44,9 @@ class ScoredSample:
     steps: StepRewards | None = None
     """Weighted sum of the rewards of single steps or tokens, beside `reward`; None if there are
     none."""
+    turn_reward: float = 0.0
+    """Part of `steps` that an environment gave for turns (`credit: turns`), and that is as much the
+    outcome of the sample as `reward` is."""
 
     @property
     def rows(self) -> tuple[Sample, ...]:
@@ -54,6 +57,12 @@ class ScoredSample:
     def has_reward(self) -> bool:
         """True if no reward failed on the sample; only then `reward` has a meaning."""
         return not self.failed
+
+    @property
+    def score(self) -> float:
+        """Reward of the whole sample, as validation, filters and the curriculum see it. Process
+        rewards are no part of it."""
+        return self.reward + self.turn_reward
 
     @property
     def total(self) -> float:
@@ -106,8 +115,8 @@ class Group:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the samples that have a reward, in sibling order."""
-        return tuple(scored.reward for scored in self.samples if scored.has_reward)
+        """Scores of the samples that have a reward, in sibling order."""
+        return tuple(scored.score for scored in self.samples if scored.has_reward)
 
     @property
     def equal_rewards(self) -> bool:

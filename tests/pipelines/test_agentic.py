@@ -300,7 +300,13 @@ def test_a_row_for_each_turn_is_trained_beside_a_second_model_and_with_a_correct
 
 def test_rewards_of_turns_are_learned_from_with_one_advantage_per_sample(tmp_path: Path) -> None:
     environment = {"cut_turn": "go_on", "credit": "turns"}
-    path = task(tmp_path, environment=environment, validation={})
-    for record in run_local(path, ["max_steps=1"]):
+    path = task(tmp_path, environment=environment)
+    whole = run_local(task(tmp_path / "whole", environment={"cut_turn": "go_on"}), ["max_steps=1"])
+    records = run_local(path, ["max_steps=1"])
+    for record in records:
         if "loss/total" in record:
             assert record["advantage/abs_mean"] > 0
+    # Before the first update, validation and rewards are the same, wherever the rewards belong.
+    for key in {key for key in whole[0] if key.startswith("val/")} | {"reward/mean"}:
+        assert records[0][key] == whole[0][key], key
+    assert any(value > 0 for key, value in records[0].items() if key.startswith("val/"))

@@ -123,6 +123,7 @@ def _scored(
         seat=seat,
         shared_tokens=end.shared_tokens,
         steps=_steps(rows, turns) if apart else None,
+        turn_reward=reward if apart else 0.0,
     )
 
 

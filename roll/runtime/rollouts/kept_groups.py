@@ -96,6 +96,7 @@ def _scored(row: Row, branches: Sequence[Row], prompt: Prompt) -> ScoredSample:
         branches=tuple(_sample(row, one, _prompt(row | one), finish, "") for one in branches),
         seat=row["seat"],
         steps=None if steps is None else StepRewards.of((s["end"], s["reward"]) for s in steps),
+        turn_reward=row["turn_reward"],
     )
 
 

@@ -79,6 +79,7 @@ def _scores(samples: Sequence[ScoredSample]) -> dict[str, Any]:
     """Return the columns of rewards and their parts."""
     return {
         "reward": [one.reward if one.has_reward else None for one in samples],
+        "turn_reward": [one.turn_reward for one in samples],
         "rewards": [_pairs(one.by_name) for one in samples],
         "parts": [_pairs(one.parts) for one in samples],
         "failed_rewards": [list(one.failed) for one in samples],

@@ -19,9 +19,10 @@ from roll.core.completion import NOBODY, Completion, FinishReason
 from roll.core.errors import EngineDiedError, EnvironmentFailedError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.envs.observed import Observed
-from roll.rollout.assemble import assemble
+from roll.rollout.assemble import assemble, reward_metrics
 from roll.rollout.dense import dense
 from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.evaluate import evaluate
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
 from roll.rollout.types import Group, GroupTask, ScoredSample
@@ -136,7 +137,14 @@ def test_rewards_of_turns_belong_to_their_last_tokens_if_the_config_says_so() ->
     assert one.steps is not None
     assert one.steps.pairs == ((2, 0.25), (5, 0.25), (9, 1.0))
     assert one.by_name == {"lake": 1.5}
-    table = assemble([Group(TASK.prompt, (one,), 0)])
+    group = Group(TASK.prompt, (one,), 0)
+    # Validation, filters and the curriculum see the outcome of the whole episode all the same.
+    assert group.rewards == (1.5,)
+    scores = evaluate([group], pass_score=1.0, extract=lambda sample: None)
+    assert scores["mean@1"] == 1.5
+    assert scores["pass@1"] == 1.0
+    assert reward_metrics([one]).values_by_name()["reward/mean"] == 1.5
+    table = assemble([group])
     batch = dense(table)
     assert batch.token_rewards is not None
     rewarded = batch.token_rewards[0].nonzero()[:, 0].tolist()

@@ -59,6 +59,7 @@ def groups() -> list[Group]:
         branches=(row("5/data:7/0", [4], ((4, 1),), opening, text=""),),
         seat=1,
         steps=StepRewards.of([(2, 0.1), (4, 0.5)]),
+        turn_reward=0.3,
     )
     failed = ScoredSample(row("5/data:7/1", [], ()), 0.0, failed=("broken",))
     other = replace(row("5/data:8/0", [8], ((5, 1),)), group="5/data:8")
