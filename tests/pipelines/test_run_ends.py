@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import typer
+from fsspec.implementations.local import LocalFileSystem
 
 from roll.cli import reported
 from roll.commands.launch import launch
@@ -137,6 +139,37 @@ def test_steps_outlive_a_validation_that_fails(
     assert "val/held_out/mean@1" in records[-1]
     assert load_state(out / "checkpoints/step_000002").carried
     assert summary_of(tmp_path)["status"] == "finished"
+
+
+class Slow(LocalFileSystem):
+    """Local files that take their time to come."""
+
+    protocol = "slow"
+
+    def put_file(self, local: str, path: str, **options: Any) -> None:
+        time.sleep(0.5)
+        super().put_file(local, path, **options)
+
+
+fsspec.register_implementation("slow", Slow, clobber=True)
+
+
+def test_a_session_without_steps_left_ends_with_a_complete_copy(tmp_path: Path) -> None:
+    upload = f"slow://{tmp_path}/there"
+    checkpoint = {"every": 1, "upload": upload, "export_hf": False}
+    path = write_task(tmp_path, max_steps=1, checkpoint=checkpoint)
+    out, mark = tmp_path / "out", Path("step_000001/state.json")
+    out.mkdir()
+    (out / "broken").touch()
+    with pytest.raises(EngineError):
+        run_local(path, pipeline=Unvalidated)
+    (out / "broken").unlink()
+    run_local(path, pipeline=Unvalidated)  # it validates the step, and writes its checkpoint again
+    made = (out / "checkpoints" / mark).read_bytes()
+    assert (tmp_path / "there" / mark).read_bytes() == made
+    (tmp_path / "there" / mark).unlink()  # as if killed during the last copy
+    run_local(path, pipeline=Unvalidated)
+    assert (tmp_path / "there" / mark).read_bytes() == made
 
 
 def test_a_validation_that_failed_is_made_up_for_before_the_next_step(tmp_path: Path) -> None:
