@@ -83,8 +83,9 @@ class VllmEngine:
         self._endpoint = None
         if config.endpoint is not None:
             self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
-        self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
         self._sleep = SleepState(setup.spec.platform)
+        outsiders = self._endpoint is not None
+        self._pushes = Pushes(self._name, self._progress, self._sleep, outsiders=outsiders)
 
     async def start(self) -> None:
         """Load the model; return when the engine can serve.
