@@ -133,7 +133,7 @@ class SglangEngine:
         return await self._ask(call)
 
     async def sleep(self) -> None:
-        await self._sleep.sleep(lambda: self._ask(self._calls.call(Replica.sleep)))
+        await self._sleep.sleep(lambda tags: self._ask(self._calls.call(Replica.sleep, list(tags))))
 
     async def wake(self, *, weights_only: bool = False) -> None:
         await self._sleep.wake(

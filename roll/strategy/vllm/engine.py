@@ -230,7 +230,7 @@ class VllmEngine:
     async def sleep(self) -> None:
         """Free device memory between rollouts; on CPUs do nothing."""
         level = self._config.sleep_level
-        slept = await self._sleep.sleep(lambda: self._ask(self._engine.sleep(level=level)))
+        slept = await self._sleep.sleep(lambda tags: self._ask(self._engine.sleep(level=level)))
         if slept and level > 1:
             self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 

@@ -66,7 +66,7 @@ class Scheduler(Ranks):
     async def resume_generation(self) -> None:
         self.said.append("resume")
 
-    async def give_back(self) -> None:
+    async def give_back(self, tags: Sequence[str]) -> None:
         """As much of sleep as a push can see."""
 
     async def take(self, tags: Sequence[str]) -> None:
