@@ -16,7 +16,11 @@ from fsspec.implementations.local import LocalFileSystem
 from roll.cli import reported
 from roll.commands.launch import launch
 from roll.config import load_config
+from roll.config.sections.roles import Role
+from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError, EngineError, RewardError
+from roll.core.metrics import Metrics
+from roll.core.sample_table import SampleTable
 from roll.output_dir.checkpoints import load_state
 from roll.pipeline.rlvr import RlvrPipeline
 from tests.runs import run_local, write_task
@@ -108,6 +112,28 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_says_that_it_begins_an
     with caplog.at_level("INFO"):
         run_local(path)
     assert "has no checkpoint yet: the run begins anew" in caplog.text
+
+
+def test_engines_may_drop_their_weights_in_a_step_and_not_for_a_checkpoint(tmp_path: Path) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    class Watched(RlvrPipeline):
+        """Notes whose weights the step is about to replace."""
+
+        def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
+            seen.append(("train", self.runtime.colocation.renewed))
+            return super().train(batch, step)
+
+        def sync_weights(self, version: int, *, verify: bool) -> None:
+            seen.append(("push", self.runtime.colocation.renewed))
+            super().sync_weights(version, verify=verify)
+
+        def save(self, folder: Path) -> None:
+            seen.append(("save", self.runtime.colocation.renewed))
+            super().save(folder)
+
+    run_local(write_task(tmp_path, max_steps=1, validation={}), pipeline=Watched)
+    assert seen == [("push", None), ("train", Role.ACTOR_INFER), ("push", None), ("save", None)]
 
 
 class Unvalidated(RlvrPipeline):

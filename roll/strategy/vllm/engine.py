@@ -227,9 +227,10 @@ class VllmEngine:
             )
         )
 
-    async def sleep(self) -> None:
-        """Free device memory between rollouts; on CPUs do nothing."""
-        level = self._config.sleep_level
+    async def sleep(self, *, drop_weights: bool = False) -> None:
+        """Free device memory between rollouts; on CPUs do nothing. Only with `drop_weights` does
+        `sleep_level` 2 drop the weights."""
+        level = self._config.sleep_level if drop_weights else 1
         slept = await self._sleep.sleep(lambda tags: self._ask(self._engine.sleep(level=level)))
         if slept and level > 1:
             self._pushes.breaks("weights", "sleep_level 2 has dropped them")
