@@ -31,6 +31,9 @@ class Resident:
     onload_weights: Callable[[], object] | None = None
     """Function that moves only the weights onto the devices, for a weight push; a later `onload`
     moves the rest. None for residents that never receive weights."""
+    drop: Callable[[], object] | None = None
+    """Function that does what `offload` does, but need not keep the weights, because new ones are
+    to come. None for residents that always keep them."""
     exists: Callable[[], bool] = lambda: True
     """Function that tells whether the part can be moved onto its devices. It returns False for a
     part whose worker is lost: that part comes back through `starting`, and until then its `offload`
@@ -50,6 +53,9 @@ class Colocation:
     """Names of the residents that are completely on their devices."""
     holding_weights: set[str] = field(default_factory=set)
     """Names of the residents of which only the weights are on the devices."""
+
+    renewed: str | None = None
+    """Role whose weights a push is about to replace; see `renewing`."""
 
     def add(self, role: str, *parts: Resident) -> None:
         """Add a role that has just started, and move it off its devices, so that the next role
@@ -83,6 +89,16 @@ class Colocation:
         yield
         self.holding_weights.discard(part)
         self.loaded.add(part)
+
+    @contextmanager
+    def renewing(self, role: str) -> Iterator[None]:
+        """Let the parts of `role` that leave their devices inside the block drop their weights.
+        After the block, a push must replace the weights of all parts before anything uses them."""
+        self.renewed = role
+        try:
+            yield
+        finally:
+            self.renewed = None
 
     def shares(self, part: str) -> bool:
         """Return whether the part takes turns on a device with other residents."""
@@ -121,9 +137,12 @@ class Colocation:
 
     def _clear(self, devices: frozenset[int], *, keep: set[str]) -> None:
         """Offload, in parallel, all residents on any of `devices` except those in `keep`."""
+        renewed = [] if self.renewed is None else self.parts(self.renewed)
 
         def leave(part: str) -> None:
-            self.residents[part].offload()
+            resident = self.residents[part]
+            drop = resident.drop if part in renewed else None
+            (drop or resident.offload)()
             self.loaded.discard(part)
             self.holding_weights.discard(part)
 

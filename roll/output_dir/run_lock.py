@@ -168,7 +168,7 @@ class RunLock:
                         silent_s = max(silent_s, found.seen - watch.seen)
                     if silent_s < self._silent_s:
                         return found
-            self.path.write_text(json.dumps(asdict(self._owner), indent=1) + "\n")
+            self._write()
             self._holds = True
             return None
 
@@ -181,12 +181,37 @@ class RunLock:
                 self._loss = self._lost(_awake_s() - last)
                 if self._loss:
                     break
-                with contextlib.suppress(OSError):  # the run itself reports a bad disk
-                    os.utime(self.path)
-                    last = _awake_s()
+                last = self._touch(last)
         if self._loss and not self._end.is_set():
             logger.error("output_dir: %s is another's: %s; ending", self._folder, self._loss)
             self._on_loss()
+
+    def _touch(self, last: float) -> float:
+        """Touch the lock file; if somebody has removed it, write it again.
+
+        Args:
+            last: time of the last sign of life of this thread, by `_awake_s`.
+
+        Returns:
+            Time of the new sign of life; `last` if the disk gave an error, or if the file is gone
+            after a silence so long that it may be another run that has removed it.
+        """
+        with contextlib.suppress(OSError):  # the run itself reports a bad disk
+            try:
+                os.utime(self.path)
+            except FileNotFoundError:
+                # If the folder is gone, too, or others wait for it, the next beat tries again.
+                with contextlib.suppress(FileNotFoundError, ConfigError), _alone(self._folder):
+                    if _awake_s() - last >= self._silent_s:
+                        return last
+                    if self._holds and read_owner(self.path) is None:
+                        self._write()
+            return _awake_s()
+        return last
+
+    def _write(self) -> None:
+        """Write the lock file; only inside `_alone`."""
+        self.path.write_text(json.dumps(asdict(self._owner), indent=1) + "\n")
 
     def _lost(self, silent_s: float) -> str:
         """Return a description of how the folder was lost; empty if it was not lost.

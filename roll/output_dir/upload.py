@@ -18,7 +18,7 @@ from typing import Any
 
 from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError, ConfigError
-from roll.output_dir.checkpoints import STATE, write_folder
+from roll.output_dir.checkpoints import STATE, Checkpoints, write_folder
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,17 @@ class Uploads:
                 logger.warning("%s; trying again in %g s", what, pause_s)
                 time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+
+def copy_newest(config: RunConfig) -> None:
+    """Copy the newest checkpoint of a run to `checkpoint.upload`, unless a complete copy is there:
+    the session that wrote it may have been killed. Return when it is copied or given up."""
+    url = config.checkpoint.upload
+    complete = Checkpoints(Path(config.output_dir) / "checkpoints", config.checkpoint).complete()
+    if url is not None and complete:
+        uploads = Uploads(url, limit_s=config.cluster.call_timeout_s)
+        uploads.add(complete[-1][1], replace=False)
+        uploads.wait()
 
 
 def _exists(fs: Any, path: str) -> bool:

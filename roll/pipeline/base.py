@@ -187,7 +187,8 @@ class Pipeline(ABC, Generic[C]):
         """
         done = finished_summary(self.config)
         if done is not None:
-            return done
+            with self.saves:  # the last session may have been killed before its copy was made
+                return done
         self._begun = time.perf_counter()
         self.output_dir.mkdir(parents=True, exist_ok=True)
         start = find_start(self.config)
@@ -237,10 +238,12 @@ class Pipeline(ABC, Generic[C]):
                 logger.info("%s has no checkpoint yet: the run begins anew", self.output_dir)
             with self._trackers(start.step) as trackers:
                 done = self._loop(start.step, state.carried if state else None, trackers)
-        elif state and not start.recorded:
-            logger.info("the steps are done; their last validation was not recorded yet")
-            with self._trackers(start.step) as trackers:
-                trackers.log(start.step, self._carried(start.step, state.carried))
+        else:
+            with self.saves:
+                if state and not start.recorded:
+                    logger.info("the steps are done; their last validation was not recorded yet")
+                    with self._trackers(start.step) as trackers:
+                        trackers.log(start.step, self._carried(start.step, state.carried))
         if config.checkpoint.export_hf:
             self.export(done)
 
@@ -255,13 +258,12 @@ class Pipeline(ABC, Generic[C]):
         Raises:
             StoppedEarlyError: the run was asked to end; the step that was under way is saved.
         """
-        last = self.config.max_steps
-        carried = self._carried(first, carried)
-        if first and self._is_over(first):  # by a validation that the session before had left to do
-            last = first
-        done = first
+        last, done = self.config.max_steps, first
         wish = StopWish(self.config.stop_at)
         with wish.asked_by(signal.SIGTERM), self.saves:
+            carried = self._carried(first, carried)
+            if first and self._is_over(first):  # by a validation that the session before left to do
+                last = first
             for step in range(first, last):
                 wish.step = step
                 with self.profiler.step(step, self.timers), self.timers.timed("step"):

@@ -135,7 +135,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         weights, version `step + 1`. Call this method inside `trainer_busy`.
         """
         learn = self.learn_from_tokens if self.needs_tokens else self.learn_from_samples
-        metrics = learn(table, step)
+        with self.runtime.colocation.renewing(Role.ACTOR_INFER):
+            metrics = learn(table, step)
         self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
         return metrics
 

@@ -109,6 +109,7 @@ class Replicas:
                 onload=partial(self._enter, index),
                 offload=partial(self._leave, index),
                 onload_weights=partial(self._wake_weights, index),
+                drop=partial(self._leave, index, drop_weights=True),
                 exists=partial(self._exists, index),
             )
             for index, own in enumerate(devices)
@@ -131,15 +132,15 @@ class Replicas:
             if self._answers(index):
                 self._call(index, InferWorker.wake, weights_only=True)
 
-    def _leave(self, index: int) -> None:
+    def _leave(self, index: int, *, drop_weights: bool = False) -> None:
         """Hand a replica's requests over and put its engine to sleep; end its worker if it is lost
-        by then."""
+        by then. `drop_weights` is that of `InferenceStrategy.sleep`."""
         if self._exists(index):
             with self._losing(index):
                 if self._answers(index):
                     self.run(self.fleet.leave([index]))
                 if self._exists(index):  # it may have been lost while it handed its requests over
-                    self._call(index, InferWorker.sleep)
+                    self._call(index, InferWorker.sleep, drop_weights=drop_weights)
         if not self._exists(index):  # lost before this call or during it
             self.infer.end(index)
 

@@ -286,8 +286,12 @@ class InferenceStrategy(Protocol):
         """
         ...
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, drop_weights: bool = False) -> None:
         """Free device memory between rollouts; a no-op on CPUs.
+
+        Args:
+            drop_weights: the weights need not be kept, because a push of all of them comes before
+                the next request. Engines may keep them all the same.
 
         The driver receives any exception of `sleep` and `wake` as an EngineError.
         """

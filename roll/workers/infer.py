@@ -103,15 +103,15 @@ class InferWorker(Worker):
             )
         return await self.engine.load_weights(channel, version, receiver=receiver, verify=verify)
 
-    async def sleep(self) -> None:
-        """Free device memory between rollouts.
+    async def sleep(self, drop_weights: bool = False) -> None:
+        """Free device memory between rollouts; see `InferenceStrategy.sleep`.
 
         Raises:
             EngineError: the engine failed for any reason. It is then unknown how much device memory
                 the engine holds.
         """
         with self._moving("give its device memory back"):
-            await self.engine.sleep()
+            await self.engine.sleep(drop_weights=drop_weights)
 
     async def wake(self, weights_only: bool = False) -> None:
         """Take device memory again; see `InferenceStrategy.wake`. Errors are those of `sleep`."""

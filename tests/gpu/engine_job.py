@@ -76,7 +76,7 @@ def sleep_job(spec: WorkerSpec, folder: Path, level: int) -> dict[str, Any]:
     with engine(folder.parent / MODEL, "bfloat16", sleep_level=level, kv_cache_gb=4.0) as rig:
         (first,) = rig.generate(temperature=0.0)
         used["awake"] = used_mib()
-        rig.run(rig.engine.sleep())
+        rig.run(rig.engine.sleep(drop_weights=level > 1))
         used["asleep"] = used_mib()
         rig.run(rig.engine.wake(weights_only=True))
         used["weights"] = used_mib()

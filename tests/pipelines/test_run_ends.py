@@ -8,13 +8,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import typer
+from fsspec.implementations.local import LocalFileSystem
 
 from roll.cli import reported
 from roll.commands.launch import launch
 from roll.config import load_config
+from roll.config.sections.roles import Role
+from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError, EngineError, RewardError
+from roll.core.metrics import Metrics
+from roll.core.sample_table import SampleTable
 from roll.output_dir.checkpoints import load_state
 from roll.pipeline.rlvr import RlvrPipeline
 from tests.runs import run_local, write_task
@@ -108,6 +114,28 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_says_that_it_begins_an
     assert "has no checkpoint yet: the run begins anew" in caplog.text
 
 
+def test_engines_may_drop_their_weights_in_a_step_and_not_for_a_checkpoint(tmp_path: Path) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    class Watched(RlvrPipeline):
+        """Notes whose weights the step is about to replace."""
+
+        def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
+            seen.append(("train", self.runtime.colocation.renewed))
+            return super().train(batch, step)
+
+        def sync_weights(self, version: int, *, verify: bool) -> None:
+            seen.append(("push", self.runtime.colocation.renewed))
+            super().sync_weights(version, verify=verify)
+
+        def save(self, folder: Path) -> None:
+            seen.append(("save", self.runtime.colocation.renewed))
+            super().save(folder)
+
+    run_local(write_task(tmp_path, max_steps=1, validation={}), pipeline=Watched)
+    assert seen == [("push", None), ("train", Role.ACTOR_INFER), ("push", None), ("save", None)]
+
+
 class Unvalidated(RlvrPipeline):
     """Trains as usual; its validations behind the first step fail while the file `broken` lies in
     the folder of the run."""
@@ -137,6 +165,37 @@ def test_steps_outlive_a_validation_that_fails(
     assert "val/held_out/mean@1" in records[-1]
     assert load_state(out / "checkpoints/step_000002").carried
     assert summary_of(tmp_path)["status"] == "finished"
+
+
+class Slow(LocalFileSystem):
+    """Local files that take their time to come."""
+
+    protocol = "slow"
+
+    def put_file(self, local: str, path: str, **options: Any) -> None:
+        time.sleep(0.5)
+        super().put_file(local, path, **options)
+
+
+fsspec.register_implementation("slow", Slow, clobber=True)
+
+
+def test_a_session_without_steps_left_ends_with_a_complete_copy(tmp_path: Path) -> None:
+    upload = f"slow://{tmp_path}/there"
+    checkpoint = {"every": 1, "upload": upload, "export_hf": False}
+    path = write_task(tmp_path, max_steps=1, checkpoint=checkpoint)
+    out, mark = tmp_path / "out", Path("step_000001/state.json")
+    out.mkdir()
+    (out / "broken").touch()
+    with pytest.raises(EngineError):
+        run_local(path, pipeline=Unvalidated)
+    (out / "broken").unlink()
+    run_local(path, pipeline=Unvalidated)  # it validates the step, and writes its checkpoint again
+    made = (out / "checkpoints" / mark).read_bytes()
+    assert (tmp_path / "there" / mark).read_bytes() == made
+    (tmp_path / "there" / mark).unlink()  # as if killed during the last copy
+    run_local(path, pipeline=Unvalidated)
+    assert (tmp_path / "there" / mark).read_bytes() == made
 
 
 def test_a_validation_that_failed_is_made_up_for_before_the_next_step(tmp_path: Path) -> None:

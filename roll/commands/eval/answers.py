@@ -92,7 +92,8 @@ class Answers:
         texts = [one.sample.response_text for one in group.samples]
         line = asdict(answered) | {"prompt": prompt.text, "target": prompt.answer, "resps": texts}
         with self._lock:
-            with (self.folder / SAMPLES).open("a", encoding="utf-8") as file:
+            # Half of a surrogate pair, which has no UTF-8, becomes a question mark.
+            with (self.folder / SAMPLES).open("a", encoding="utf-8", errors="replace") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self.by_id[answered.id] = answered
 

@@ -60,6 +60,14 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
             "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that are not "
             "trained are not pushed again; use 1 with model.lora and model.freeze"
         )
+    for name, served in config.roles.items():
+        strategy = served.strategy
+        drops = isinstance(strategy, VllmConfig) and strategy.sleep_level == 2
+        if drops and name != Role.ACTOR_INFER:
+            yield (
+                f"{name}.strategy.sleep_level: 2 drops the weights in each step, and only "
+                "actor_infer gets new ones in each; use 1"
+            )
     for name, role in config.trained.items():
         if name != Role.ACTOR_TRAIN and role.model is not None and role.model.serves_adapter:
             yield f"{name}.model.lora.serve: no engine is pushed a {name}; drop it"

@@ -215,8 +215,9 @@ class VllmConfig(Config):
     push. Formats that need a checkpoint quantised beforehand cannot be used with pushes. null:
     none."""
     sleep_level: Literal[1, 2] = 1
-    """Treatment of the weights while the engine sleeps. 1 keeps them in host memory; 2 drops them,
-    which is enough where a push comes before the next request."""
+    """Treatment of the weights while the engine sleeps. 1 keeps them in host memory; 2 drops them
+    while a step trains, at whose end new ones are pushed, and keeps them at other times, such as
+    during a checkpoint. 2 is for actor_infer only."""
     max_lora_rank: LoraRank = 0
     """Largest rank of LoRA adapters that the engine can receive in pushes, beside pushes of
     weights. 0: no adapters."""

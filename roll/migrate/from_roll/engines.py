@@ -116,7 +116,8 @@ def _put_vllm(job: Job, config: str, target: str) -> None:
     job.move(f"{config}.enable_prefix_caching", f"{out}.prefix_caching", "flag")
     lora = job.draft.get("model.lora") if target == "actor_infer" else None
     sleep = f"{config}.sleep_level"
-    if lora is None and not job.draft.get("model.freeze") and job.keys.whole(sleep) in (1, 2):
+    renewed = target == "actor_infer" and lora is None and not job.draft.get("model.freeze")
+    if renewed and job.keys.whole(sleep) in (1, 2):
         job.put(f"{out}.sleep_level", job.keys.whole(sleep), sleep)
     else:
         job.why(sleep, "1, where weights are kept that are not pushed again")

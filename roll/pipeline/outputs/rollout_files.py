@@ -45,7 +45,8 @@ def dump_rollouts(
             _readable(scored, read) | seen.get(scored.sample.prompt.id, {}) for scored in samples
         ]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path.write_text(text, encoding="utf-8")
+        # Half of a surrogate pair, which has no UTF-8, becomes a question mark.
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:  # the file is only for people: a full disk must not end the run
         logger.warning("%s could not be written (%s); the run goes on", path, error.strerror)
         with suppress(OSError):

@@ -146,8 +146,11 @@ class HfEngine:
         finally:
             self._loading = False
 
-    async def sleep(self) -> None:
-        """Move the weights to host memory and give the device memory back; a no-op on CPUs."""
+    async def sleep(self, *, drop_weights: bool = False) -> None:
+        """Move the weights to host memory and give the device memory back; a no-op on CPUs.
+
+        `drop_weights` changes nothing.
+        """
         if self._spec.platform == "cuda":
             await self._run(self._move, "cpu")
             torch.cuda.empty_cache()  # torch would keep it reserved for this process

@@ -18,15 +18,15 @@ class SleepState:
     asleep: frozenset[str] = field(default=frozenset(), init=False)
     """Tags of the memory that is given back."""
 
-    async def sleep(self, give_back: Callable[[], Awaitable[object]]) -> bool:
-        """Give all memory back unless that is done already; return True if it was done now.
+    async def sleep(self, give_back: Callable[[Sequence[str]], Awaitable[object]]) -> bool:
+        """Give back the memory that is not given back already; return True if there was any.
 
         Args:
-            give_back: call of the engine that gives all memory back.
+            give_back: call of the engine that gives back the memory of some tags.
         """
         if self.platform != "cuda" or self.asleep == ALL_TAGS:
             return False
-        await give_back()
+        await give_back(sorted(ALL_TAGS - self.asleep))
         self.asleep = ALL_TAGS
         return True
 

@@ -132,8 +132,9 @@ class SglangEngine:
         )
         return await self._ask(call)
 
-    async def sleep(self) -> None:
-        await self._sleep.sleep(lambda: self._ask(self._calls.call(Replica.sleep)))
+    async def sleep(self, *, drop_weights: bool = False) -> None:
+        """Free the memory that is not free yet; `drop_weights` changes nothing."""
+        await self._sleep.sleep(lambda tags: self._ask(self._calls.call(Replica.sleep, list(tags))))
 
     async def wake(self, *, weights_only: bool = False) -> None:
         await self._sleep.wake(

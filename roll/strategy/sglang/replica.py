@@ -138,8 +138,12 @@ class Replica:
         finally:
             self._open.set()
 
-    async def sleep(self) -> None:
-        """Release the memory of weights and KV cache; the host keeps a copy of the weights.
+    async def sleep(self, tags: list[str]) -> None:
+        """Release the memory of `tags`; the host keeps a copy of the weights.
+
+        Args:
+            tags: names from `serving.sleep.ALL_TAGS` of memory that is not released: SGLang's
+                allocator ends the process otherwise.
 
         Raises:
             EngineError: requests are under way; SGLang would end itself.
@@ -151,8 +155,7 @@ class Replica:
                 f"SGLang of {self._order.name} cannot sleep while it writes "
                 f"{sorted(self._siblings)[:3]}; finish or abort them first"
             )
-        release = ReleaseMemoryOccupationReqInput(tags=["weights", "kv_cache"])
-        await self._manager.release_memory_occupation(release)
+        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))
 
     async def wake(self, tags: list[str]) -> None:
         """Allocate the memory of `tags` again; they are names from `serving.sleep.ALL_TAGS`."""

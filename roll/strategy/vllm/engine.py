@@ -83,8 +83,9 @@ class VllmEngine:
         self._endpoint = None
         if config.endpoint is not None:
             self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
-        self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
         self._sleep = SleepState(setup.spec.platform)
+        outsiders = self._endpoint is not None
+        self._pushes = Pushes(self._name, self._progress, self._sleep, outsiders=outsiders)
 
     async def start(self) -> None:
         """Load the model; return when the engine can serve.
@@ -226,10 +227,11 @@ class VllmEngine:
             )
         )
 
-    async def sleep(self) -> None:
-        """Free device memory between rollouts; on CPUs do nothing."""
-        level = self._config.sleep_level
-        slept = await self._sleep.sleep(lambda: self._ask(self._engine.sleep(level=level)))
+    async def sleep(self, *, drop_weights: bool = False) -> None:
+        """Free device memory between rollouts; on CPUs do nothing. Only with `drop_weights` does
+        `sleep_level` 2 drop the weights."""
+        level = self._config.sleep_level if drop_weights else 1
+        slept = await self._sleep.sleep(lambda tags: self._ask(self._engine.sleep(level=level)))
         if slept and level > 1:
             self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 

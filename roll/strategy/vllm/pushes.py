@@ -10,6 +10,7 @@ from typing import Any, Literal
 from roll.core.errors import IncompleteWeightsError, WeightSyncError, failure
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
+from roll.strategy.serving.sleep import SleepState
 
 Part = Literal["weights", "adapter"]
 
@@ -20,10 +21,13 @@ class Pushes:
     Args:
         engine: name of the engine in error messages.
         running: requests under way.
+        sleep: memory that the engine has given back.
         outsiders: true if requests may run that are not in `running`, such as the endpoint's.
     """
 
-    def __init__(self, engine: str, running: Progress, *, outsiders: bool) -> None:
+    def __init__(
+        self, engine: str, running: Progress, sleep: SleepState, *, outsiders: bool
+    ) -> None:
         self.version = 0
         self._broken: dict[Part, str] = {}
         """Broken part of the weights -> why it cannot be used.
@@ -32,6 +36,7 @@ class Pushes:
         ranks with different adapters keep them."""
         self._name = engine
         self._running = running
+        self._sleep = sleep
         self._outsiders = outsiders
         self._open = asyncio.Event()
         self._paused = False
@@ -107,7 +112,11 @@ class Pushes:
         self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, part: Part
     ) -> LoadReport:
         """Pause requests, push, drop the caches, resume; abort requests if weights are broken."""
-        pause = len(self._running) > 0 or self._outsiders
+        # While memory is given back, the scheduler rests already. Resumed before the KV cache is
+        # there, it would run requests of outsiders, which have queued, in memory that is not; the
+        # wake-up that takes back the rest resumes it.
+        asleep = bool(self._sleep.asleep)
+        pause = (len(self._running) > 0 or self._outsiders) and not asleep
         if pause and not self._paused:
             await engine.pause_generation(mode="keep", clear_cache=False)
             self._paused = True
@@ -130,7 +139,8 @@ class Pushes:
                 # weights are complete.
                 await engine.abort(list(self._running))
             elif self._paused:
-                await engine.resume_generation()
+                if not asleep:
+                    await engine.resume_generation()
                 self._paused = False
         return report
 

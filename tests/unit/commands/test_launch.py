@@ -41,6 +41,10 @@ def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for
     mark_export(tmp_path / "out" / "hf", 2)
     pipelines = {"rlvr": Unprepared}
     assert launch(load_config(path, [home]), pipelines)["status"] == "finished"
+    # As if killed during the copy of the last checkpoint.
+    upload = f"checkpoint.upload=file://{tmp_path}/there"
+    assert launch(load_config(path, [home, upload]), pipelines)["status"] == "finished"
+    assert (tmp_path / "there" / "step_000002" / "state.json").exists()
     with pytest.raises(SettingsChangedError, match="seed: 0 -> 3"):
         launch(load_config(path, [home, "seed=3"]), pipelines)
 

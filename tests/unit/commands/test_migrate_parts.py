@@ -231,6 +231,13 @@ CHOICES: dict[str, list[Any]] = {
         "actor_train.strategy_args.strategy_config": {"pipeline_model_parallel_size": 2},
     }
 )
+@example(  # a judge, which gets no pushes
+    {
+        "rewards.llm_judge.judge_model_type": "inference",
+        "rewards.llm_judge.strategy_args.strategy_name": "vllm",
+        "rewards.llm_judge.strategy_args.strategy_config": {"sleep_level": 2},
+    }
+)
 @given(st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in CHOICES.items()}))
 def test_files_whose_values_roll_takes_give_valid_files(keys: dict[str, Any]) -> None:
     tree: dict[str, Any] = {"pretrain": "org/model", "rewards": {"math_rule": {"world_size": 1}}}

@@ -18,6 +18,11 @@ from tests.runs import write_task
 from tests.services import ScriptedJudge, serving_beside
 
 JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+ON_GPUS = {
+    "pool": "all",
+    "model": {"path": "m"},
+    "strategy": {"kind": "vllm", "sleep_level": 2},
+}
 ASKED = {"by": "strong", "template": "{{ response }}"}
 PAIRS = {"by": "strong", "template": "{{ responses }}", "verdict": {"kind": "preference"}}
 
@@ -62,6 +67,11 @@ def _load(folder: Path, rewards: dict[str, Any], judge: Any = JUDGE, **changes: 
         ),
         ({"r": {"judge": {**ASKED, "verdict": {"kind": "jsn"}}}}, {}, "did you mean 'json'"),
         ({"r": {"judge": ASKED}}, {"judges": {"strong": {**JUDGE, "modl": 1}}}, "'model'"),
+        (
+            {"r": {"judge": ASKED}},
+            {"judges": {"strong": ON_GPUS}},
+            "judges.strong.strategy.sleep_level: 2 drops the weights in each step, and only",
+        ),
         (
             {"r": {"judge": PAIRS, "per": "group"}},
             {"validation": {"every": 1, "sets": {"v": {"path": "held_out.jsonl"}}}},

@@ -29,6 +29,10 @@ class Devices:
         else:
             self.held[role] = what
 
+    def drop(self, role: Role) -> None:
+        self.log.append(f"{role} dropped")
+        del self.held[role]
+
     def start(self, colocation: Colocation, role: Role) -> None:
         assert not self.neighbours(role), "a role starts on devices that are not free"
         self.held[role] = "all"
@@ -39,6 +43,7 @@ class Devices:
                 partial(self.move, role, "all"),
                 partial(self.move, role, None),
                 partial(self.move, role, "weights") if role == INFER else None,
+                partial(self.drop, role) if role == INFER else None,
             ),
         )
 
@@ -93,6 +98,21 @@ def test_a_step_on_one_gpu_moves_each_role_on_and_off_in_this_order() -> None:
         "actor_infer weights",
         "actor_infer off",
     ]
+
+
+def test_weights_are_dropped_only_where_new_ones_follow() -> None:
+    devices, colocation = started(actor_infer={0}, actor_train={0}, reference={0})
+    with colocation.use(INFER):
+        pass
+    with colocation.renewing(INFER), colocation.use(REFERENCE), colocation.use(TRAIN):
+        pass
+    with colocation.push(TRAIN, INFER):
+        pass
+    with colocation.use(TRAIN):  # a checkpoint
+        pass
+    moves = [move for move in devices.log if move.startswith(INFER)]
+    dropped = ["actor_infer all", "actor_infer dropped"]
+    assert moves == [*dropped, "actor_infer weights", "actor_infer off"]
 
 
 def test_a_push_to_an_engine_that_is_all_there_frees_the_shared_device_first() -> None:

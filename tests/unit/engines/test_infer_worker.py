@@ -25,7 +25,7 @@ class Fails:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, drop_weights: bool = False) -> None:
         raise self._error
 
     async def wake(self, *, weights_only: bool = False) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from roll.core.errors import EngineError, WeightSyncError
 from roll.strategy.serving.progress import Progress
+from roll.strategy.serving.sleep import SleepState
 from roll.strategy.vllm.pushes import Part, Pushes
 
 DONE: dict[str, Any] = {
@@ -52,11 +53,31 @@ class Ranks:
     async def abort(self, requests: list[str]) -> None: ...
 
 
+class Scheduler(Ranks):
+    """Ranks of an engine that also notes when its scheduler stops and goes on."""
+
+    def __init__(self, *answers: Answers) -> None:
+        super().__init__(*answers)
+        self.said: list[str] = []
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.said.append(f"pause {mode}")
+
+    async def resume_generation(self) -> None:
+        self.said.append("resume")
+
+    async def give_back(self, tags: Sequence[str]) -> None:
+        """As much of sleep as a push can see."""
+
+    async def take(self, tags: Sequence[str]) -> None:
+        """As much of a wake-up as a push can see."""
+
+
 def usable_after(*pushes: tuple[Part, Answers]) -> bool:
     """Whether requests may run after these pushes, some of which fail."""
 
     async def run() -> bool:
-        state = Pushes("vLLM", Progress(), outsiders=False)
+        state = Pushes("vLLM", Progress(), SleepState("cpu"), outsiders=False)
         state.open()
         engine = Ranks(*(answers for _, answers in pushes))
         for version, (part, answers) in enumerate(pushes):
@@ -94,3 +115,32 @@ def test_weights_do_not_mend_an_adapter_nor_the_other_way_round() -> None:
         ("adapter", whole),
         ("weights", whole),
     )
+
+
+def test_a_push_to_an_engine_without_its_kv_cache_lets_no_request_of_others_run() -> None:
+    """vLLM's scheduler rests while the engine sleeps, and the whole wake-up lets it go on."""
+
+    async def run() -> None:
+        sleep = SleepState("cuda")
+        pushes = Pushes("vLLM", Progress(), sleep, outsiders=True)
+        engine = Scheduler(*[[DONE]] * 2, [TORN], *[[DONE]] * 2)
+
+        async def push() -> list[str]:
+            engine.said = []
+            await pushes.replace(engine, "push", (), 1, part="weights", verify=True)
+            return engine.said
+
+        assert await push() == ["pause keep", "resume"]
+        await sleep.sleep(engine.give_back)
+        await sleep.wake(engine.take, weights_only=True)
+        assert await push() == []
+        await sleep.wake(engine.take, weights_only=False)
+        with pytest.raises(WeightSyncError):
+            await push()
+        await sleep.sleep(engine.give_back)
+        await sleep.wake(engine.take, weights_only=True)
+        assert await push() == []
+        await sleep.wake(engine.take, weights_only=False)
+        assert await push() == ["pause keep", "resume"]
+
+    asyncio.run(run())

@@ -196,6 +196,11 @@ def test_an_opponent_writes_the_turns_of_the_other_player(seed: int) -> None:
         ({"opponent": "past"}, {"past": {"every": 2, "model": {"path": "m"}}}, "exactly one of"),
         ({"opponent": "past", "trained_seats": "all"}, {"past": {"every": 2}}, "not trained; set"),
         ({"opponent": "past"}, {"past": {"every": 2, "pool": "x"}}, "opponents.past.pool: no pool"),
+        (
+            {"opponent": "past"},
+            {"past": {"every": 1, "strategy": {"kind": "vllm", "sleep_level": 2}}},
+            "opponents.past.strategy.sleep_level: 2 drops the weights in each step",
+        ),
     ],
 )
 def test_opponents_and_the_environments_that_name_them_must_fit(

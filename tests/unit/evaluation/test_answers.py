@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_a_line_that_was_not_finished_is_cut_off_and_a_damaged_one_is_named(tmp_
     file.write_text("{}\n" + whole)
     with pytest.raises(ConfigError, match=r"samples.jsonl:1: holds no answers"):
         Answers(tmp_path, SETTINGS)
+
+
+def test_a_text_that_is_no_valid_unicode_ends_no_evaluation(tmp_path: Path) -> None:
+    """As an answer of a data set with half of a surrogate pair, which JSON can express."""
+    given = group("s:0", [1])
+    prompt = replace(given.prompt, answer=json.loads(r'"half \ud83d"'))
+    Answers(tmp_path, SETTINGS).add(replace(given, prompt=prompt), {})
+    assert json.loads((tmp_path / SAMPLES).read_bytes())["target"] == "half ?"
+    assert list(Answers(tmp_path, SETTINGS).by_id) == ["s:0"]
 
 
 def test_answers_with_other_settings_are_refused_by_name(tmp_path: Path) -> None:

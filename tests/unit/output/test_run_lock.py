@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -188,9 +189,23 @@ def test_a_lock_that_is_gone_after_a_long_silence_was_anothers(tmp_path: Path) -
 
 def test_a_lock_that_somebody_removes_ends_no_run_that_is_awake(tmp_path: Path) -> None:
     lost = threading.Event()
-    with RunLock(tmp_path, beat_s=0.01, on_loss=lost.set) as lock:
+    with RunLock(tmp_path, beat_s=0.01, silent_s=0.5, on_loss=lost.set) as lock:
         lock.path.unlink()
-        assert not lost.wait(0.2)
+        assert not lost.wait(1.5)
+        assert read_owner(lock.path) is not None, "so that no other run begins in the folder"
+
+
+def test_a_folder_that_somebody_removes_ends_no_run_that_is_awake(tmp_path: Path) -> None:
+    """The run itself reports it, or makes the folder anew; then it has a lock again."""
+    lost, out = threading.Event(), tmp_path / "out"
+    with RunLock(out, beat_s=0.01, silent_s=0.5, on_loss=lost.set) as lock:
+        shutil.rmtree(out)
+        assert not lost.wait(1.5)
+        out.mkdir()
+        deadline = time.monotonic() + 60
+        while read_owner(lock.path) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert read_owner(lock.path) is not None
 
 
 def test_runs_that_begin_and_end_together_have_one_folder_each_in_turn(tmp_path: Path) -> None:

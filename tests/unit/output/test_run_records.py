@@ -83,6 +83,17 @@ def test_a_full_disk_does_not_stop_a_run_from_going_on_without_its_dump(
     assert json.loads(path.read_text())["response_tokens"] == 4
 
 
+def test_a_text_that_is_no_valid_unicode_ends_no_run(tmp_path: Path) -> None:
+    """As an answer of a data set with half of a surrogate pair, which JSON can express."""
+    prompt = replace(PROMPT, answer=json.loads(r'"half \ud83d"'))
+    scored = group(4).samples[0]
+    scored = replace(scored, sample=replace(scored.sample, prompt=prompt))
+    path = tmp_path / "rollouts" / "step_000000.jsonl"
+    groups = [Group(prompt, (scored,), 0)]
+    dump_rollouts(path, groups, limit=8, read=lambda tokens: "x", find={"p": prompt}.__getitem__)
+    assert json.loads(path.read_bytes())["ground_truth"] == "half ?"
+
+
 def test_what_the_model_saw_is_written_beside_what_it_said(tmp_path: Path) -> None:
     data = file_of(coloured(20, 30))
     gone = tmp_path / "gone.png"

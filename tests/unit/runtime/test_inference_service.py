@@ -95,9 +95,11 @@ class Scripted(InferWorker):
         await self._meet("")
         return Heartbeat(0, 0, 0, {})
 
-    async def sleep(self) -> None:
+    async def sleep(self, drop_weights: bool = False) -> None:
         await self._meet("sleep")
         self.device.leave(self.me)
+        if drop_weights:
+            self.version = None
 
     async def wake(self, weights_only: bool = False) -> None:
         self.device.enter(self.me) if not weights_only else None
@@ -252,6 +254,26 @@ def test_a_replica_that_breaks_as_it_moves_is_replaced_and_the_run_goes_on(fault
         assert stage.serving_replicas() == [0, 1]
         assert [1] in stage.pusher.pushes
         assert [device.together for device in stage.devices] == [[], []]
+
+
+def test_engines_keep_their_weights_where_no_push_follows() -> None:
+    """As for a checkpoint behind a push, and while another replica is replaced."""
+    with staged() as stage:
+        stage.serving.take_devices()
+        with stage.colocation.renewing(Role.ACTOR_INFER):
+            stage.turn_of_trainer()
+        assert [worker.version for worker in stage.infer.workers] == [None, None]
+        with (
+            stage.serving.trainer_busy(),
+            stage.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+        ):
+            stage.serving.update_weights(3, verify=False)
+        stage.turn_of_trainer()
+        stage.serving.take_devices()
+        stage.infer.workers[1].fault = "dies"
+        stage.wait_for(lambda: stage.starts == {0: 1, 1: 2})
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+        assert [worker.version for worker in stage.infer.workers] == [3, 3]
 
 
 def test_a_replica_that_dies_asleep_is_met_when_it_is_called() -> None:

@@ -14,6 +14,7 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
+from roll.core.errors import IncompleteWeightsError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.runtime.clusters import start_model_clusters
@@ -81,8 +82,8 @@ def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread
         "actor_infer begins",
         "actor_infer start?",
         "actor_infer start!",
-        "actor_infer sleep?",
-        "actor_infer sleep!",
+        "actor_infer sleep drop_weights?",
+        "actor_infer sleep drop_weights!",
         "actor_train begins",
         "actor_train offload",
         "reference begins",
@@ -123,7 +124,7 @@ class LoggedVllm:
     async def sleep(self, level: int) -> None:
         assert "weights" not in self.asleep
         self.asleep = {"weights", "kv_cache"}
-        self.log.append("sleep")
+        self.log.append("sleep" if level == 1 else f"sleep {level}")
 
     async def wake_up(self, tags: list[str]) -> None:
         assert self.asleep >= set(tags)
@@ -155,3 +156,24 @@ def test_vllm_brings_its_cache_back_only_to_generate() -> None:
     asyncio.run(steps())
     turn = ["sleep", "weights", "kv_cache"]
     assert vllm.log == [*turn, *turn, "sleep", "weights", "sleep", "kv_cache weights"]
+
+
+def test_vllm_drops_its_weights_only_where_new_ones_follow() -> None:
+    vllm = LoggedVllm()
+    spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cuda")
+    model = ModelConfig(path="nowhere")
+    setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=64)
+    engine = VllmEngine(VllmConfig(kind="vllm", sleep_level=2), setup)
+    engine._engine = vllm
+
+    async def steps() -> None:
+        await engine.sleep()  # a checkpoint right after a push
+        await engine.wake()
+        engine._pushes.require_whole_weights()
+        await engine.sleep(drop_weights=True)
+        await engine.wake()
+        with pytest.raises(IncompleteWeightsError, match="sleep_level 2 has dropped them"):
+            engine._pushes.require_whole_weights()
+
+    asyncio.run(steps())
+    assert vllm.log == ["sleep", "kv_cache weights", "sleep 2", "kv_cache weights"]
