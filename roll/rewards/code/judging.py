@@ -19,7 +19,7 @@ from roll.sandbox import Limits
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of a program."""
+    """Verdicts on a program."""
 
     verdicts: Sequence[Verdict]
     """Of its cases, in their order; where the first failure ends the judging, up to that one."""
