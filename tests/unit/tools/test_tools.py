@@ -313,3 +313,18 @@ def test_python_keeps_its_state_and_shell_and_files_share_it() -> None:
     assert said[8].startswith("Error")
     assert "earlier variables and files are lost" in said[9]
     assert "NameError" in said[9]
+
+
+def test_the_policy_is_told_that_a_call_at_its_limit_took_the_session_with_it() -> None:
+    async def use(tools: Any) -> list[Result]:
+        calls = [{"code": "x = 20"}, {"code": "while True: pass"}, {"code": "print(x)"}]
+        limits_s = [10.0, 0.5, 10.0]
+        return [
+            (await run_calls([Call("python", each)], tools, limit_s))[0]
+            for each, limit_s in zip(calls, limits_s, strict=True)
+        ]
+
+    _, cut, after = opened(["python"], use, sandbox={"level": "none"})
+    assert cut.text == "Error: it took longer than 0.5 s"
+    assert "earlier variables and files are lost" in after.text
+    assert "NameError" in after.text
