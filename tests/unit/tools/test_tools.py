@@ -115,6 +115,50 @@ def test_a_fault_of_the_machinery_is_no_mistake_of_the_policy() -> None:
         asyncio.run(run_calls([Call("x", {})], {"x": tool}, 1.0))
 
 
+async def cancelled(_: Any) -> str:
+    raise asyncio.CancelledError
+
+
+async def leaving(_: Any) -> str:
+    raise SystemExit(3)
+
+
+async def left_by_a_thread(_: Any) -> Any:
+    return await tool_of(exit_of_python).call({})
+
+
+def exit_of_python() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (cancelled, "Error: CancelledError: "),
+        (leaving, "Error: SystemExit: 3"),
+        (left_by_a_thread, "Error: SystemExit: 3"),
+    ],
+)
+def test_a_tool_that_ends_more_than_its_call_costs_no_other_call(broken: Any, told: str) -> None:
+    tools = {"x": Tool("x", "", {}, broken), "wait": tool_of(wait)}
+    calls = [Call("x", {}), Call("wait", {"seconds": 0.01})]
+    first, second = asyncio.run(run_calls(calls, tools, 5.0))
+    assert (first.text, first.failed) == (told, True)
+    assert second.text == "done"
+
+
+def test_calls_that_are_cancelled_from_outside_are_no_results() -> None:
+    async def main() -> None:
+        calls = run_calls([Call("wait", {"seconds": 9})], {"wait": tool_of(wait)}, 5.0)
+        running = asyncio.ensure_future(calls)
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+
+
 def test_arguments_that_are_all_text_get_their_types_from_the_schema() -> None:
     schema = tool_of(weather).parameters
     call = Call("weather", {"city": "5", "days": "[1, 2]", "other": "x"}, typed=False)
