@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from roll.envs.tools.arguments import typed_arguments
 from roll.envs.tools.built_in.calculator import calculator
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Call, Malformed
-from roll.envs.tools.functions import tool_of
+from roll.envs.tools.functions import MAX_HUNG_THREADS, tool_of
 from roll.envs.tools.loading import load_kits
 from roll.envs.tools.running import Result, run_calls
 
@@ -157,6 +159,31 @@ def test_calls_that_are_cancelled_from_outside_are_no_results() -> None:
             await running
 
     asyncio.run(main())
+
+
+def test_a_plain_tool_that_hangs_again_and_again_is_a_fault_of_the_machinery() -> None:
+    let_go = threading.Event()
+
+    def hang() -> bool:
+        return let_go.wait(30)
+
+    tools = {"hang": tool_of(hang)}
+    try:
+        results = asyncio.run(run_calls([Call("hang", {})] * MAX_HUNG_THREADS, tools, 0.5))
+        assert all("longer than 0.5 s" in each.text for each in results)
+        with pytest.raises(EnvironmentFailedError, match=r"'hang' cannot run: 32 calls have not"):
+            asyncio.run(run_calls([Call("hang", {})], tools, 0.5))
+    finally:
+        let_go.set()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            [again] = asyncio.run(run_calls([Call("hang", {})], tools, 5.0))
+        except EnvironmentFailedError:  # the threads have not all returned yet
+            time.sleep(0.01)
+        else:
+            break
+    assert again.text == "true"
 
 
 def test_arguments_that_are_all_text_get_their_types_from_the_schema() -> None:
