@@ -46,11 +46,11 @@ async def run_bounded(
     except TimeoutError:
         # The function may itself raise TimeoutError.
         if timeout_s is not None and not (future.done() and not future.cancelled()):
-            await _expect_life(loop, timeout_s)
+            await expect_life(loop, timeout_s)
         raise
 
 
-async def _expect_life(loop: LoopThread, timeout_s: float) -> None:
+async def expect_life(loop: LoopThread, timeout_s: float) -> None:
     """Raise BlockedLoopError if a new coroutine on `loop` gets no turn within `timeout_s`."""
     turn = loop.submit(asyncio.sleep(0))
     begun = time.monotonic()
