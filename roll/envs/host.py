@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError, RollError
-from roll.core.threads.bounded import BlockedLoopError, run_bounded
+from roll.core.threads.bounded import BlockedLoopError, gives_up, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
@@ -260,7 +260,9 @@ class EnvHost:
             raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None
         except RollError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and gives_up():
+                raise  # by the caller; any other would pass for the end of the run
             raise EnvironmentFailedError(
                 f"{name} raised {type(error).__name__}: {error}"
             ) from error

@@ -1,7 +1,7 @@
 """Time limit for coroutines that may block their event loop.
 
 These coroutines run on a separate event loop, so the loop of the caller and its timers keep working
-even if a coroutine blocks.
+even if a coroutine blocks. `gives_up` tells their end by the caller from their own CancelledError.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ async def run_bounded(
     except TimeoutError:
         # The function may itself raise TimeoutError.
         if timeout_s is not None and not (future.done() and not future.cancelled()):
-            await _expect_life(loop, timeout_s)
+            await expect_life(loop, timeout_s)
         raise
 
 
-async def _expect_life(loop: LoopThread, timeout_s: float) -> None:
+async def expect_life(loop: LoopThread, timeout_s: float) -> None:
     """Raise BlockedLoopError if a new coroutine on `loop` gets no turn within `timeout_s`."""
     turn = loop.submit(asyncio.sleep(0))
     begun = time.monotonic()
@@ -58,3 +58,10 @@ async def _expect_life(loop: LoopThread, timeout_s: float) -> None:
         if time.monotonic() - begun > timeout_s:
             raise BlockedLoopError(f"no other coroutine had a turn for {timeout_s:g} s more")
         await asyncio.sleep(POLL_S)
+
+
+def gives_up() -> bool:
+    """Tell, on CancelledError, whether the current task was cancelled from outside; if not, what
+    the task awaited raised the error itself, or was cancelled alone."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -33,7 +33,7 @@ class DaemonThreads:
         self._max_hung = max_hung
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
         self._lock = threading.Lock()
-        self._hung = 0  # threads whose call exceeded its time limit and has not returned since
+        self._hung = 0  # threads whose call was given up and has not returned since
         self._closed = False
 
     async def run(
@@ -42,6 +42,7 @@ class DaemonThreads:
         timeout_s: float | None,
         *,
         late: Callable[[Any], None] | None = None,
+        count_cancelled: bool = False,
     ) -> Any:
         """Run `function()` in a thread and return its result.
 
@@ -52,6 +53,9 @@ class DaemonThreads:
             timeout_s: time limit in seconds; None sets none.
             late: function called with a result that comes after the time limit, in the thread. It
                 must not raise.
+            count_cancelled: whether a call counts as hanging whose wait was cancelled, as one does
+                after the time limit; for callers whose own time limit cancels the wait. Calls that
+                end by themselves soon after need no count.
 
         Raises:
             TimeoutError: the function took longer than `timeout_s`; its thread is abandoned.
@@ -63,11 +67,14 @@ class DaemonThreads:
         self._submit(job)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job.future), timeout_s)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as stopped:
+            cancelled = isinstance(stopped, asyncio.CancelledError)
+            if cancelled and not count_cancelled:
+                raise
             with self._lock:
                 job.abandoned = not job.ended
                 self._hung += job.abandoned
-            if job.abandoned:
+            if job.abandoned or cancelled:
                 raise
             return job.outcome()  # it ended at this very moment, or raised TimeoutError itself
 

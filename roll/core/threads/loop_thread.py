@@ -124,7 +124,11 @@ class LoopThread:
     def _serve(self) -> None:
         """Run the loop until it is stopped, then cancel what is left; the work of the thread."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()  # on exit, the runner cancels all remaining tasks
+            while not self._closed:
+                # A task passes SystemExit on to its loop; who awaits the task gets it, too.
+                with suppress(SystemExit):
+                    runner.get_loop().run_forever()
+            # On exit, the runner cancels all remaining tasks.
 
     def _end(
         self, future: concurrent.futures.Future[Any], tasks: list[asyncio.Task[Any] | None]

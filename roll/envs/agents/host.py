@@ -8,12 +8,10 @@ answer. An episode has one request at a time; an agent that asks several times a
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import secrets
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +19,6 @@ from aiohttp import web
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import DataError, EnvironmentFailedError, RollError
-from roll.core.threads.daemon_threads import DaemonThreads
 from roll.core.types import Message
 from roll.data.chat.tool_messages import from_user, with_calls_as_text
 from roll.data.chat.turns import Turns
@@ -30,6 +27,7 @@ from roll.envs.agents.answers import Answer, answer_of, chunks, response
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.requests import ChatRequest, RequestError
+from roll.envs.agents.running import AgentRun, AgentRunner
 from roll.envs.api import finite
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
@@ -39,7 +37,6 @@ from roll.envs.tools.formats.loading import check_marks, load_format, told_forma
 
 logger = logging.getLogger(__name__)
 
-MAX_HUNG_THREADS = 256
 MODEL = "policy"
 """Name of the policy at the endpoint."""
 
@@ -69,7 +66,7 @@ class _Episode:
     """Request that the policy answers now, with the number of its conversation."""
     calls: dict[str, int] = field(default_factory=lambda: {"tool_calls": 0, "malformed": 0})
     """Numbers of calls of tools, for metrics."""
-    agent: asyncio.Task[Any] | None = None
+    agent: AgentRun | None = None
 
     def begin_row(self, number: int) -> None:
         """Let a conversation go on in a new row."""
@@ -90,7 +87,7 @@ class AgentHost:
     turns: Turns
     _running: dict[str, _Episode] = field(default_factory=dict, init=False)
     _by_key: dict[str, _Episode] = field(default_factory=dict, init=False)
-    _threads: DaemonThreads = field(init=False)
+    _runner: AgentRunner = field(init=False)
     _server: web.AppRunner | None = field(default=None, init=False)
     _url: str = field(default="", init=False)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -102,7 +99,7 @@ class AgentHost:
         what `history` asks."""
         check_history(self.name, self.config, self.turns)
         self._format = load_format(self.config.tool_format)
-        self._threads = DaemonThreads(f"agent-{self.name}", max_hung=MAX_HUNG_THREADS)
+        self._runner = AgentRunner(self.name, self.run)
 
     async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
         """Start the agent of an episode; return its first request.
@@ -119,7 +116,7 @@ class AgentHost:
                 f"environment {self.name!r}: episode {episode} was ended before it began"
             )
         task = AgentTask(self._url, running.key, MODEL, seed, dict(options))
-        running.agent = asyncio.ensure_future(self._run(task))
+        running.agent = self._runner.begin(task, lambda: self._running.get(episode) is running)
         first = await self._next(running, self.config.reset_timeout_s)
         if first.over:
             raise EnvironmentFailedError(
@@ -176,31 +173,20 @@ class AgentHost:
         if running is None:
             return
         self._by_key.pop(running.key, None)
+        if running.agent is not None:  # first: a refusal is an error, after which it may go on
+            await self._runner.end(running.agent)
         waiting = [running.asking[2]] if running.asking else []
         while not running.requests.empty():
             waiting.append(running.requests.get_nowait()[1])
         for answer in waiting:
             answer.cancel()
-        if running.agent is not None:
-            running.agent.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await asyncio.wait_for(asyncio.shield(running.agent), 1.0)
 
     async def shut(self) -> None:
         """End all agents and the endpoint."""
         await asyncio.gather(*(self.close(episode) for episode in list(self._running)))
+        await self._runner.close()
         if self._server is not None:
             await self._server.cleanup()
-        self._threads.close()
-
-    async def _run(self, task: AgentTask) -> Any:
-        """Run the user's function: on this loop if it is `async`, else in a thread."""
-        try:
-            if inspect.iscoroutinefunction(self.run):
-                return await self.run(task)
-            return await self._threads.run(lambda: self.run(task), None)
-        except SystemExit as error:
-            raise RuntimeError(f"the agent called sys.exit({error.code!r})") from None
 
     async def _next(self, running: _Episode, limit_s: float) -> Observed:
         """Wait for the next request of an agent, or for its end.
@@ -212,15 +198,17 @@ class AgentHost:
         asked = asyncio.ensure_future(running.requests.get())
         try:
             await asyncio.wait(
-                {asked, running.agent}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                {asked, running.agent.ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             if asked.done():
                 return self._observed(running, *asked.result())
         finally:
             asked.cancel()
-        if not running.agent.done():
+        if not running.agent.ended.done():
+            why = await self._runner.why_late(running.agent, limit_s)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent neither asked nor ended within {limit_s:g} s"
+                f"{why}"
             )
         return self._ended(running)
 
@@ -290,7 +278,7 @@ class AgentHost:
         agent = running.agent
         assert agent is not None
         try:
-            value = agent.result()
+            value = agent.ended.result()
         except RollError:
             raise
         except (Exception, asyncio.CancelledError) as error:

@@ -13,15 +13,17 @@ from typing import Any
 from pydantic import ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from roll.core.errors import ConfigError
-from roll.core.threads.daemon_threads import DaemonThreads
+from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.envs.tools.api import Tool, ToolError
 
 _SECTION = re.compile(
     r"^\s*(Args|Arguments|Parameters|Returns|Raises|Example|Examples|Yields):\s*$"
 )
 _ARGUMENT = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
-_threads = DaemonThreads("tools", max_hung=32)
+MAX_HUNG_THREADS = 32
+"""Number of calls of plain functions that may hang; once this many hang, every call fails."""
+_threads = DaemonThreads("tools", max_hung=MAX_HUNG_THREADS)
 """Threads of plain functions; one that hangs does not keep the process alive."""
 
 
@@ -66,7 +68,14 @@ def tool_of(function: Callable[..., Any], *, name: str = "", ends: bool = False)
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         if inspect.iscoroutinefunction(function):
             return await function(**values)
-        return await _threads.run(partial(function, **values), None)
+        try:
+            # The caller has the time limit, and cancels; the thread of a call that hangs stays.
+            return await _threads.run(partial(function, **values), None, count_cancelled=True)
+        except TooManyHungError as error:
+            raise EnvironmentFailedError(
+                f"tool {called!r} cannot run: {error} and hold a thread each, which nothing can "
+                "kill; give what they wait for a time limit below `limits.call_s`"
+            ) from None
 
     return Tool(called, summary, schema, call, ends)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roll.config.errors import nearest
 from roll.core.errors import RollError
+from roll.core.threads.bounded import gives_up
 from roll.envs.tools.api import Tool, ToolError, shown
 from roll.envs.tools.arguments import typed_arguments
 from roll.envs.tools.formats.api import Call, Malformed
@@ -56,7 +58,7 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
         return Result(call.name, told, failed=True)
     try:
         arguments = typed_arguments(call, tool.parameters)
-        value = await asyncio.wait_for(tool.call(arguments), timeout_s)
+        value = await asyncio.wait_for(_call(tool, arguments), timeout_s)
     except ToolError as error:
         return Result(tool.name, f"Error: {error}", failed=True)
     except TimeoutError:
@@ -66,3 +68,16 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
     except Exception as error:  # noqa: BLE001  # the tool's own words, for the policy to read
         return Result(tool.name, f"Error: {type(error).__name__}: {error}", failed=True)
     return Result(tool.name, shown(value), ends=tool.ends)
+
+
+async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
+    """Call a tool. Turn SystemExit, which would end the event loop, and a CancelledError that the
+    tool itself raises, which would pass for the end of the run, into ToolError."""
+    try:
+        return await tool.call(arguments)
+    except asyncio.CancelledError as error:
+        if gives_up():
+            raise
+        raise ToolError(f"CancelledError: {error}") from None
+    except SystemExit as error:
+        raise ToolError(f"SystemExit: {error}") from None

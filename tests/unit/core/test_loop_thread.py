@@ -177,3 +177,19 @@ def test_a_loop_does_not_wait_for_itself(loop: LoopThread) -> None:
 
     with pytest.raises(RuntimeError, match="the event loop 'test' cannot wait for itself"):
         loop.run(wait_for_itself())
+
+
+def test_a_task_that_leaves_python_leaves_the_loop_running(loop: LoopThread) -> None:
+    """A task passes SystemExit on to its loop, which would end with all that others run there."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def both() -> str:
+        with pytest.raises(SystemExit):
+            await asyncio.gather(leave(), asyncio.sleep(0.01))
+        return "went on"
+
+    other = loop.submit(asyncio.sleep(0.1, "the other"))
+    assert loop.run(both()) == "went on"
+    assert other.result(10) == "the other"

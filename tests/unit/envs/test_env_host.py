@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -153,12 +154,22 @@ def leaving(*_: Any) -> Any:
     raise SystemExit(3)
 
 
+def cancelled(*_: Any) -> Any:
+    raise asyncio.CancelledError("lost")
+
+
+def cancelled_elsewhere(*_: Any) -> Any:
+    raise concurrent.futures.CancelledError
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ({"reset": raising}, r"'echo': reset raised ValueError: the board is broken"),
         ({"step": raising}, r"step raised ValueError: the board is broken"),
         ({"step": leaving}, r"step raised SystemExit: 3"),
+        ({"step": cancelled}, r"step raised CancelledError"),
+        ({"reset": cancelled_elsewhere}, r"reset raised CancelledError"),
         ({"reset": lambda *_: "go"}, r"result of reset is wrong: expected \(observation, info\)"),
         ({"reset": lambda *_: (None, {})}, r"an observation must be a text or messages"),
         ({"step": lambda _: ("go", 1.0, True)}, r"result of step is wrong: expected"),
@@ -219,6 +230,29 @@ def test_an_async_environment_that_blocks_its_loop_is_told_from_one_that_waits()
 
     with pytest.raises(EnvironmentFailedError, match="no other coroutine had a turn"):
         played(whole, Blocking(), step_timeout_s=0.2)
+
+
+@pytest.mark.parametrize("kind", [Echo, Waiting])
+def test_a_call_whose_caller_gives_it_up_is_no_failure(kind: type[Echo]) -> None:
+    class Slow(Waiting):
+        async def step(self, action: str) -> Any:
+            await asyncio.sleep(9)
+
+    let_go = threading.Event()
+    env = Slow() if kind is Waiting else Echo(step=lambda _: let_go.wait(9))
+
+    async def work(host: EnvHost) -> None:
+        await host.open("e", 1, {})
+        acting = asyncio.ensure_future(host.act("e", "go", 1))
+        await asyncio.sleep(0.05)
+        acting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acting
+
+    try:
+        played(work, env)
+    finally:
+        let_go.set()
 
 
 def test_a_failure_to_close_costs_no_episode() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from roll.envs.tools.arguments import typed_arguments
 from roll.envs.tools.built_in.calculator import calculator
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Call, Malformed
-from roll.envs.tools.functions import tool_of
+from roll.envs.tools.functions import MAX_HUNG_THREADS, tool_of
 from roll.envs.tools.loading import load_kits
 from roll.envs.tools.running import Result, run_calls
 
@@ -113,6 +115,75 @@ def test_a_fault_of_the_machinery_is_no_mistake_of_the_policy() -> None:
     tool = Tool("x", "", {}, broken)
     with pytest.raises(EnvironmentFailedError, match="server is gone"):
         asyncio.run(run_calls([Call("x", {})], {"x": tool}, 1.0))
+
+
+async def cancelled(_: Any) -> str:
+    raise asyncio.CancelledError
+
+
+async def leaving(_: Any) -> str:
+    raise SystemExit(3)
+
+
+async def left_by_a_thread(_: Any) -> Any:
+    return await tool_of(exit_of_python).call({})
+
+
+def exit_of_python() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (cancelled, "Error: CancelledError: "),
+        (leaving, "Error: SystemExit: 3"),
+        (left_by_a_thread, "Error: SystemExit: 3"),
+    ],
+)
+def test_a_tool_that_ends_more_than_its_call_costs_no_other_call(broken: Any, told: str) -> None:
+    tools = {"x": Tool("x", "", {}, broken), "wait": tool_of(wait)}
+    calls = [Call("x", {}), Call("wait", {"seconds": 0.01})]
+    first, second = asyncio.run(run_calls(calls, tools, 5.0))
+    assert (first.text, first.failed) == (told, True)
+    assert second.text == "done"
+
+
+def test_calls_that_are_cancelled_from_outside_are_no_results() -> None:
+    async def main() -> None:
+        calls = run_calls([Call("wait", {"seconds": 9})], {"wait": tool_of(wait)}, 5.0)
+        running = asyncio.ensure_future(calls)
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+
+
+def test_a_plain_tool_that_hangs_again_and_again_is_a_fault_of_the_machinery() -> None:
+    let_go = threading.Event()
+
+    def hang() -> bool:
+        return let_go.wait(30)
+
+    tools = {"hang": tool_of(hang)}
+    try:
+        results = asyncio.run(run_calls([Call("hang", {})] * MAX_HUNG_THREADS, tools, 0.5))
+        assert all("longer than 0.5 s" in each.text for each in results)
+        with pytest.raises(EnvironmentFailedError, match=r"'hang' cannot run: 32 calls have not"):
+            asyncio.run(run_calls([Call("hang", {})], tools, 0.5))
+    finally:
+        let_go.set()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            [again] = asyncio.run(run_calls([Call("hang", {})], tools, 5.0))
+        except EnvironmentFailedError:  # the threads have not all returned yet
+            time.sleep(0.01)
+        else:
+            break
+    assert again.text == "true"
 
 
 def test_arguments_that_are_all_text_get_their_types_from_the_schema() -> None:
@@ -313,3 +384,18 @@ def test_python_keeps_its_state_and_shell_and_files_share_it() -> None:
     assert said[8].startswith("Error")
     assert "earlier variables and files are lost" in said[9]
     assert "NameError" in said[9]
+
+
+def test_the_policy_is_told_that_a_call_at_its_limit_took_the_session_with_it() -> None:
+    async def use(tools: Any) -> list[Result]:
+        calls = [{"code": "x = 20"}, {"code": "while True: pass"}, {"code": "print(x)"}]
+        limits_s = [10.0, 0.5, 10.0]
+        return [
+            (await run_calls([Call("python", each)], tools, limit_s))[0]
+            for each, limit_s in zip(calls, limits_s, strict=True)
+        ]
+
+    _, cut, after = opened(["python"], use, sandbox={"level": "none"})
+    assert cut.text == "Error: it took longer than 0.5 s"
+    assert "earlier variables and files are lost" in after.text
+    assert "NameError" in after.text

@@ -165,7 +165,8 @@ class SandboxKit:
                 outcome = await self._session.run(program)
             except SandboxError as error:
                 raise EnvironmentFailedError(f"the sandbox does not work: {error}") from None
-            self._lost = self._lost or not self._session.open
+            finally:  # also when the caller's time limit cancels the call, which ends the session
+                self._lost = self._lost or (self._session is not None and not self._session.open)
         if outcome.ok:
             return note + (_said(outcome) or "[nothing printed]")
         raise ToolError(note + _said(outcome))
