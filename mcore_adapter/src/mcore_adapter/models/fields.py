@@ -123,7 +123,15 @@ def with_experts(
         topk: number of experts that each token visits.
         sparse: for each layer, whether it has experts; None: all layers have experts.
         more: further arguments of Megatron-Core's config.
+
+    Raises:
+        ConfigError: the weight of a single expert is normalised to 1, as Megatron-Core cannot.
     """
+    if topk == 1 and not more.get("moe_router_pre_softmax"):
+        raise ConfigError(
+            "config.json: num_experts_per_tok is 1 in a model that normalises the weights of the "
+            "chosen experts, which cannot be built, expected 2 or more"
+        )
     layers = sparse if sparse is not None else [True] * base.config["num_layers"]
     values = {
         **base.config,
