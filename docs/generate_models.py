@@ -172,7 +172,10 @@ PROOFS = (
 )
 
 _NO_PICTURES = "SGLang gets no pictures"
-_BY_ITSELF = "its language model is a qwen3_5_text, which is supported if it is saved by itself"
+_BY_ITSELF = (
+    "its language model is a qwen3_5_text, which is supported if it is "
+    "[saved by itself](../mcore_adapter/README.md#families)"
+)
 _NAMES = ("fsdp2", "deepspeed", "megatron", "vLLM", "SGLang", "LoRA")
 REMARKS: Mapping[tuple[str, str], str] = {
     **{("vLLM", kind): f"without a GPU: {reason}" for kind, reason in UNSERVED.items()},

@@ -15,12 +15,14 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from mcore_adapter.errors import ConfigError, McoreAdapterError
+from mcore_adapter.modeling.config import BuildOptions, model_config
 from mcore_adapter.models import FAMILIES, fields_of, table_of
 from mcore_adapter.models.common import shape_of
 from mcore_adapter.models.config import Config, Size, completed
 from mcore_adapter.models.defaults import DEFAULTS
 from mcore_adapter.models.defaults.vision import SECTIONS, TOWER
 from mcore_adapter.models.fields import layer_kinds, rope_parameters
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.hf_classes import default, in_transformers, language_class
 
 DERIVED = {
@@ -106,6 +108,23 @@ def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
         shape = shape_of(config)
         assert shape.head_dim == (getattr(made, "head_dim", None) or heads)
         assert shape.num_kv_heads == made.num_key_value_heads
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_model_is_described_by_its_type_alone(kind: str) -> None:
+    """Published configs of models that see have no `pad_token_id`."""
+    made = model_config(default(kind), ParallelSizes(), BuildOptions())
+    assert made.pad == language_class(kind)().pad_token_id
+
+
+@pytest.mark.parametrize("kind", TOWER)
+@pytest.mark.parametrize("text", [{}, {"pad_token_id": 3}])
+def test_a_padding_token_beside_the_language_model_is_not_its_own(
+    kind: str, text: dict[str, Any]
+) -> None:
+    nested = {"pad_token_id": 7, "text_config": {"num_hidden_layers": 2, **text}}
+    theirs = CONFIG_MAPPING[kind](**nested).text_config.pad_token_id
+    assert completed({"model_type": kind, **nested})["pad_token_id"] == theirs
 
 
 def test_the_interval_of_qwen3_next_is_that_of_transformers() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.convert.storage.peft import open_peft
 from mcore_adapter.convert.storage.tensor_file import read_header
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -232,6 +234,7 @@ def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"use_dora": True}, "use_dora is True; only low-rank factors"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"alora_invocation_tokens": [1]}, r"alora_invocation_tokens is \[1\]; only"),
         ({"peft_type": "IA3"}, "of type 'IA3', expected 'LORA'"),
         ({"base_model_name_or_path": "org/name"}, "where no config.json is; name the folder"),
     ]
@@ -240,8 +243,42 @@ def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) 
         with pytest.raises(ConversionError, match=match):
             commands.to_mcore(peft, tmp_path / "dst", ParallelSizes(), ALONE)
     commands.to_mcore(
-        tmp_path / "3", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base
+        tmp_path / "4", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base
     )
+
+
+@pytest.mark.parametrize(
+    "init",
+    [True, False, "gaussian", "orthogonal", "mica", "eva", "pissa", "pissa_niter_2", "olora"],
+)
+def test_an_adapter_is_refused_if_peft_changes_the_base_for_it(init: Any, tmp_path: Path) -> None:
+    base, saved = nn.Linear(16, 16, bias=False), tmp_path / "adapter"
+    weight = base.weight.detach().clone()
+    options = LoraConfig(r=4, target_modules=["0"], init_lora_weights=init)
+    get_peft_model(nn.Sequential(base), options).save_pretrained(str(saved))
+    with torch.no_grad():
+        base.weight.copy_(weight)
+    PeftModel.from_pretrained(nn.Sequential(base), saved)
+    if torch.equal(base.weight, weight):
+        assert len(open_peft(saved, CONFIG).tensors) == 2
+    else:
+        with pytest.raises(ConversionError, match="path_initial_model_for_weight_conversion"):
+            open_peft(saved, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("init", "instead"),
+    [("corda", "makes a plain LoRA"), ("lora_ga", "makes a plain LoRA"), ("loftq", "merge it in")],
+)
+def test_an_adapter_for_weights_that_peft_has_changed_is_refused(
+    init: str, instead: str, tmp_path: Path
+) -> None:
+    base = model(tmp_path / "base", CONFIG)
+    peft = adapter(tmp_path / "peft", base, ("q_proj",), init_lora_weights=init)
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
+    with pytest.raises(ConversionError, match=f"init_lora_weights is '{init}'.*{instead}"):
+        commands.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
+    assert not (tmp_path / "merged").exists()
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -144,6 +144,11 @@ def test_experts_that_cannot_be_grouped_are_named(
         ("llama", {"mlp_bias": True}, "mlp_bias is True"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave is False"),
         ("deepseek_v3", {"topk_group": 1}, "rated by their best 4"),
+        ("deepseek_v3", {"num_experts_per_tok": 1, "n_group": 1}, "num_experts_per_tok is 1"),
+        ("glm4_moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
+        ("minimax_m2", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
+        ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
+        ("qwen3_moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
         ("qwen2_tied", {"layer_types": ["chunked_attention"], "sliding_window": 4}, "chunked"),
         ("phi3", {"rope_parameters": {"rope_type": "su"}}, "rope_type 'su' of a phi3"),
@@ -161,6 +166,13 @@ def test_what_cannot_be_built_is_refused(
     config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS[name], **change}
     with pytest.raises(ConfigError, match=message):
         build_model(config, ParallelSizes())
+
+
+def test_a_single_expert_keeps_its_probability(tmp_path: Path) -> None:
+    """As in qwen2_moe, where weights are not normalised."""
+    folder = save_model(tmp_path, "qwen2_moe", num_experts_per_tok=1)
+    save_reference(folder, rows())
+    assert_equal(1, [Case(folder, ParallelSizes())])
 
 
 def test_layouts_that_cannot_be_built_are_refused() -> None:

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.lora_table import Lora, adapter_table, target_modules
-from mcore_adapter.errors import ConfigError
+from mcore_adapter.errors import ConfigError, UnknownModelError
 from mcore_adapter.load import table_in
 from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
+from tests.convert import tiny_models
 from tests.convert.hf_classes import TOWERS, config_of, loaded, model_of
 from tests.convert.lora_by_hand import PREFIX, SCALE, Adapted, save_adapter
 from tests.convert.tiny_checkpoints import (
@@ -27,8 +29,11 @@ from tests.convert.tiny_checkpoints import (
     by_transformers,
     contents,
     rewrite,
+    there_and_back,
 )
+from tests.tiny import char_tokenizer
 
+README = Path(__file__).parents[2] / "mcore_adapter" / "README.md"
 CUT = ParallelSizes(tp=2, pp=2)
 EXPERTS = ParallelSizes(tp=2, pp=2, ep=2, etp=1)
 SECTIONS = {"mrope_section": [1, 1, 2]}
@@ -210,3 +215,52 @@ def test_the_config_in_a_layout_is_that_of_the_folder(tmp_path: Path) -> None:
     commands.to_mcore(src, tmp_path / "cut", CUT, ALONE)
     theirs = json.loads((src / "config.json").read_text())
     assert json.loads((tmp_path / "cut" / "config.json").read_text()) == theirs
+
+
+CLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5", {**TOWERS["qwen3_vl"], "depth": 1}),
+    "qwen3_5_moe": ("qwen3_5_moe", {**TOWERS["qwen3_vl"], "depth": 1}),
+    "gemma3": ("gemma3", {**CLIP, "model_type": "siglip_vision_model"}),
+    "gemma4": ("gemma4", {**CLIP, "num_key_value_heads": 2, "head_dim": 8}),
+    "mistral3": ("ministral3", {**CLIP, "model_type": "pixtral", "head_dim": 8}),
+}
+"""By model type, its language model in `tiny_models.MODELS`, and its tower."""
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_the_readme_takes_a_language_model_from_beside_a_tower(kind: str, tmp_path: Path) -> None:
+    text, tower = BESIDE[kind]
+    # The class of gemma3 with a tower does not bound logits.
+    language = {**tiny_models.COMMON, **tiny_models.MODELS[text], "final_logit_softcapping": None}
+    own: dict[str, dict[str, Any]] = {
+        "gemma3": {"mm_tokens_per_image": 1},
+        "gemma4": {"audio_config": None},
+    }
+    config = AutoConfig.for_model(
+        kind,
+        text_config=language,
+        vision_config=tower,
+        tie_word_embeddings=language["tie_word_embeddings"],
+        **own.get(kind, {}),
+    )
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    whole.save_pretrained(src)
+    char_tokenizer().save_pretrained(src)
+    with pytest.raises(UnknownModelError, match="Families of mcore_adapter/README"):
+        commands.to_mcore(src, tmp_path / "refused", ParallelSizes(), ALONE)
+    (code,) = re.findall(r"```python\n(import torch.*?)```", README.read_text(), re.DOTALL)
+    exec(code.replace('"SRC"', repr(str(src))).replace('"DST"', repr(str(dst))), {})
+    assert_same(dst, there_and_back(dst, tmp_path, ParallelSizes()))
+    tokens = torch.arange(5)[None]
+    with torch.no_grad():
+        expected = whole(input_ids=tokens).logits
+        torch.testing.assert_close(loaded(dst).eval()(input_ids=tokens).logits, expected)

@@ -253,10 +253,16 @@ Gradients of delta nets are sums over all positions of products of decays, and a
 scale (gemma4) is sharp."""
 
 
-def save_model(folder: Path, name: str, *, dtype: torch.dtype = torch.float32) -> Path:
-    """A Hugging Face folder with random weights; norms and biases are random too."""
+def save_model(
+    folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **changed: Any
+) -> Path:
+    """A Hugging Face folder with random weights; norms and biases are random too.
+
+    Args:
+        changed: values of the config that replace those of the model.
+    """
     torch.manual_seed(0)
-    made = {**COMMON, **MODELS[name]}
+    made = {**COMMON, **MODELS[name], **changed}
     config = AutoConfig.for_model(made.pop("model_type"), **made)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -125,8 +124,7 @@ def model_config(
         **{**_common_values(sizes, options, own), **own}
     )
     if rope is not None and rope.scale != 1.0:
-        # Attention computes the scale of cosines and sines as 0.1 * ln(factor) + 1.
-        made.yarn_rotary_scaling_factor = math.exp((rope.scale - 1.0) / 0.1)
+        rope.set_scale(made)
     return ModelConfig(
         transformer=made,
         rope=rope,
@@ -149,20 +147,10 @@ def _pad(config: Config) -> int | None:
 
 
 def _local_rope(config: Config, fields: Fields) -> Rope | None:
-    """Return the frequencies of the layers with frequencies of their own, if there are any.
-
-    Raises:
-        ConfigError: these layers scale cosines and sines, as only all layers together can.
-    """
+    """Return the frequencies of the layers with frequencies of their own, if there are any."""
     if not fields.traits.local_rope:
         return None
-    rope = rope_of(config, fields.config["kv_channels"], "sliding_attention")
-    if rope.scale != 1.0:
-        raise ConfigError(
-            "config.json: rope_parameters of sliding_attention scale attention (yarn), which "
-            "cannot be built; leave it out"
-        )
-    return rope
+    return rope_of(config, fields.config["kv_channels"], "sliding_attention")
 
 
 def _own_values(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.models.config import Config
-from mcore_adapter.models.fields import rope_parameters
+from mcore_adapter.models.fields import rope_parameters, yarn_mscale
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Rope:
     """Angles per position, in radians, float32 `[rotated width / 2]`."""
     scale: float = 1.0
     """Factor by which cosines and sines are multiplied (yarn)."""
+
+    def set_scale(self, config: TransformerConfig) -> None:
+        """Let attention with this config multiply cosines and sines by `scale`.
+
+        Attention computes the scale from three values, as a quotient of `0.1 * mscale * ln(factor)
+        + 1` for two values of `mscale`. With one value it would be 1 for each scale below 1.
+        """
+        values = {"rotary_scaling_factor": math.exp(10.0), "mscale": self.scale - 1.0}
+        for name, value in {**values, "mscale_all_dim": 0.0}.items():
+            setattr(config, f"yarn_{name}", value)
 
 
 def rope_of(config: Config, width: int, kind: str = "full_attention") -> Rope:
@@ -115,11 +126,3 @@ def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], lon
     high = high + 0.001 if low == high else high
     kept = 1 - ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return Rope(plain / factor * (1 - kept) + plain * kept, float(scale))
-
-
-def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return yarn's scale of attention for a context that is `factor` times as long.
-
-    It is 1 for a factor up to 1. Above, it grows with ln(factor), in proportion to `mscale`.
-    """
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

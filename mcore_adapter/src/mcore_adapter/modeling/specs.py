@@ -105,7 +105,7 @@ def _set_rotation(attention: ModuleSpec, made: ModelConfig, *, local: bool) -> N
         attention.module = LocallyRotated
     else:
         return
-    attention.params["frequencies"] = rope.inverse_frequencies
+    attention.params["rope"] = rope
 
 
 def mtp_spec(made: ModelConfig) -> MultiTokenPredictionBlockSubmodules:

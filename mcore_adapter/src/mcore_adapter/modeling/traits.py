@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
 from mcore_adapter.modeling.norm import RMSNorm, normalised
+from mcore_adapter.modeling.rope import Rope
 from mcore_adapter.models.fields import GlobalHeads
 from mcore_adapter.parallel.context import positions_here
 
@@ -71,15 +72,17 @@ class LocallyRotated(SelfAttention):
 
     frequencies: Tensor
 
-    def __init__(self, *args: Any, frequencies: Tensor, **kwargs: Any) -> None:
+    def __init__(self, *, config: TransformerConfig, rope: Rope, **kwargs: Any) -> None:
         """Make the attention of one layer.
 
         Args:
-            frequencies: angles per position, in radians, float32 `[rotated width / 2]`.
+            rope: frequencies of this layer and their scale, which other layers may not have.
         """
-        super().__init__(*args, **kwargs)
+        config = copy.copy(config)
+        rope.set_scale(config)
+        super().__init__(config=config, **kwargs)
         assert not self.config.rotary_interleaved
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("frequencies", rope.inverse_frequencies, persistent=False)
 
     def forward(self, *args: Any, rotary_pos_emb: Tensor, **given: Any) -> WithBias:
         """Return the output of attention and its bias.

@@ -103,8 +103,8 @@ def _hint(config: Mapping[str, Any]) -> str:
         return f": {REFUSED[found]}"
     if isinstance(text, dict) and text.get("model_type") in FAMILIES:
         return (
-            f"; its language model is a {text['model_type']}, which is, if it is saved by itself "
-            "(AutoModelForCausalLM)"
+            f"; its language model is a {text['model_type']}, which is, if it is saved by itself, "
+            "as the section Families of mcore_adapter/README.md shows"
         )
     near = get_close_matches(found, FAMILIES, n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -6,6 +6,7 @@ that conversion needs no torch; `modeling.config` makes a Megatron-Core config f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,7 +123,15 @@ def with_experts(
         topk: number of experts that each token visits.
         sparse: for each layer, whether it has experts; None: all layers have experts.
         more: further arguments of Megatron-Core's config.
+
+    Raises:
+        ConfigError: the weight of a single expert is normalised to 1, as Megatron-Core cannot.
     """
+    if topk == 1 and not more.get("moe_router_pre_softmax"):
+        raise ConfigError(
+            "config.json: num_experts_per_tok is 1 in a model that normalises the weights of the "
+            "chosen experts, which cannot be built, expected 2 or more"
+        )
     layers = sparse if sparse is not None else [True] * base.config["num_layers"]
     values = {
         **base.config,
@@ -236,6 +245,14 @@ def rope_parameters(config: Config, kind: str = "full_attention") -> RopeParamet
     found.setdefault("rope_type", "default")
     found.setdefault("rope_theta", config["rope_local_base_freq" if local else "rope_theta"])
     return found
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Return yarn's scale of attention for a context that is `factor` times as long.
+
+    It is 1 for a factor up to 1. Above, it grows with ln(factor), in proportion to `mscale`.
+    """
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def expect(config: Config, name: str, *allowed: object) -> None:

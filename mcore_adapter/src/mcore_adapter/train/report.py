@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mcore_adapter.convert.storage.output import wait_for_disk
 from mcore_adapter.shared_results import gather_results
 
 Metrics = Mapping[str, float]
@@ -94,7 +95,26 @@ class Report:
 
 
 def _keep(path: Path, steps: int) -> None:
-    """Write the file anew, with its lines of the first `steps` steps; without steps, none."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    kept = [line for line in lines if json.loads(line)["step"] <= steps > 0]
-    path.write_text("".join(f"{line}\n" for line in kept))
+    """Replace the file by one with its lines of the first `steps` steps; without steps, none.
+
+    The file is replaced as a whole, so that a run that is killed here loses no line.
+    """
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    kept = [line for line in lines if 0 < _step_of(line) <= steps]
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        beside.write_bytes(b"".join(line + b"\n" for line in kept))
+        wait_for_disk(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _step_of(line: bytes) -> int:
+    """Return the number of steps that a line tells; 0 for a line that is not whole, as a full disk
+    or a power failure leaves one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return 0
+    return int(found["step"]) if isinstance(found, dict) and "step" in found else 0

@@ -16,7 +16,16 @@ from mcore_adapter.errors import ConversionError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_UNSUPPORTED = ("modules_to_save", "use_dora", "target_parameters", "trainable_token_indices")
+_UNSUPPORTED = (
+    "modules_to_save",
+    "use_dora",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
+_CHANGES_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
+"""Beginnings of the values of `init_lora_weights` with which PEFT changes the weights of the model,
+so that the factors do not belong to the weights of its folder."""
 
 
 def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
@@ -37,6 +46,7 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
                 f"{path / CONFIG}: {name} is {config[name]!r}; only low-rank factors of linear "
                 "layers are converted"
             )
+    _check_base_unchanged(path / CONFIG, config)
     if not (path / WEIGHTS).is_file():
         raise ConversionError(f"{path / WEIGHTS} is missing")
     tensors = read_header(path / WEIGHTS)
@@ -56,6 +66,28 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
     if lonely:
         raise ConversionError(f"{path / WEIGHTS} has {lonely[0]} but not {_partner(lonely[0])}")
     return HfFolder(path, base, tensors)
+
+
+def _check_base_unchanged(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `ConversionError` if PEFT changed the model's weights when it made the adapter.
+
+    Args:
+        path: path of the adapter's configuration, for the error message.
+        config: content of the file.
+    """
+    made = str(config.get("init_lora_weights")).lower()
+    if not made.startswith(_CHANGES_BASE):
+        return
+    # PEFT cannot make a plain adapter of LoftQ's, because it quantizes the weights.
+    instead = (
+        "merge it in PEFT and convert the merged model"
+        if made == "loftq"
+        else "save it with path_initial_model_for_weight_conversion, which makes a plain LoRA"
+    )
+    raise ConversionError(
+        f"{path}: init_lora_weights is {config['init_lora_weights']!r}, with which PEFT changes "
+        f"the model's own weights, too, expected factors for the weights as they are; {instead}"
+    )
 
 
 def _partner(name: str) -> str:

@@ -25,6 +25,7 @@ _QWEN2: Defaults = {
     "sliding_window": 4096,
     "max_window_layers": 80,
     "layer_types": None,
+    "pad_token_id": None,
 }
 _QWEN3: Defaults = {
     "hidden_act": "silu",
@@ -35,6 +36,7 @@ _QWEN3: Defaults = {
     "vocab_size": 151936,
     "max_position_embeddings": 128000,
     "attention_bias": False,
+    "pad_token_id": None,
 }
 LANGUAGE: dict[str, Defaults] = {
     "qwen2_vl": _QWEN2,

@@ -3,6 +3,7 @@ experts; MTP layers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +32,11 @@ from mcore_adapter.models.families import llama
 from mcore_adapter.models.fields import (
     Attention,
     Fields,
+    RopeParameters,
     expect,
     rope_parameters,
     with_experts,
+    yarn_mscale,
 )
 
 
@@ -175,7 +178,8 @@ def latent_rope(config: Config) -> dict[str, Any]:
     """Return the fields from which latent attention computes its rotary frequencies.
 
     Raises:
-        ConfigError: the rope type is neither default nor yarn.
+        ConfigError: the rope type is neither default nor yarn, or yarn has a value that cannot be
+            built.
     """
     rope = rope_parameters(config)
     kind = rope["rope_type"]
@@ -186,16 +190,47 @@ def latent_rope(config: Config) -> dict[str, Any]:
         )
     found: dict[str, Any] = {"rope_type": "rope", "rotary_base": rope["rope_theta"]}
     if kind == "yarn":
+        if not rope.get("truncate", True):
+            raise ConfigError(
+                "config.json: latent attention with truncate false in its rope parameters cannot "
+                "be built, expected true or no such key"
+            )
         found |= {
             "rope_type": "yarn",
             "rotary_scaling_factor": rope["factor"],
             "original_max_position_embeddings": rope["original_max_position_embeddings"],
             "beta_fast": rope.get("beta_fast") or 32,
             "beta_slow": rope.get("beta_slow") or 1,
-            "mscale": rope.get("mscale") or 1.0,
+            "mscale": _mscale(rope),
             "mscale_all_dim": rope.get("mscale_all_dim") or 0.0,
         }
     return found
+
+
+def _mscale(rope: RopeParameters) -> float:
+    """Return the `mscale` with which Megatron-Core scales cosines and sines as transformers does.
+
+    Megatron-Core always takes the quotient of the scales for `mscale` and `mscale_all_dim`.
+    transformers takes it if both are given, else the scale for 1, and `attention_factor` before
+    either.
+
+    Raises:
+        ConfigError: `attention_factor` is given for a factor up to 1, at which Megatron-Core
+            scales nothing.
+    """
+    one, all_dims, factor = rope.get("mscale"), rope.get("mscale_all_dim"), rope["factor"]
+    scale = rope.get("attention_factor")
+    if scale is None and (one or not all_dims):
+        return float(one) if one and all_dims else 1.0
+    if factor <= 1:
+        if scale in (None, 1):
+            return 1.0
+        raise ConfigError(
+            f"config.json: latent attention with attention_factor {scale} and factor {factor} in "
+            "its rope parameters cannot be built, expected a factor above 1, or no attention_factor"
+        )
+    wanted = yarn_mscale(factor) if scale is None else scale
+    return float((wanted * yarn_mscale(factor, all_dims or 0.0) - 1.0) / (0.1 * math.log(factor)))
 
 
 def latent_attention(

@@ -1,6 +1,7 @@
 """qwen3_5_text, qwen3_5_moe_text: qwen3_next with four projections of a delta net instead of two.
 
-These are the language models of qwen3_5 and qwen3_5_moe, as `AutoModelForCausalLM` saves them.
+These are the language models of qwen3_5 and qwen3_5_moe under the names that they have without a
+tower.
 """
 
 from __future__ import annotations
