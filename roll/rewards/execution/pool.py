@@ -18,6 +18,7 @@ from roll.config.sections.reward import RewardConfig
 from roll.config.user_code.tracebacks import users_traceback
 from roll.core.errors import ConfigError, RewardError
 from roll.core.metrics import Metrics
+from roll.core.threads.bounded import gives_up
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import PREPARE
@@ -187,7 +188,10 @@ class RewardPool:
             text = f"TimeoutError: no result within timeout_s = {self._config.limit_s:g}"
             text += f" ({error})" if str(error) else ""
             scored = [counters.failed(s, budget, text, text, timed_out=True) for s in samples]
-        except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
+        # The fault boundary of rewards.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and gives_up():
+                raise
             line, details = _last_line(error), _details(error)
             scored = [counters.failed(s, budget, line, details) for s in samples]
         return scored
@@ -213,14 +217,14 @@ def _counted(scored: list[Scored], counters: RewardCounters, budget: ErrorBudget
     return scored
 
 
-def _details(error: Exception) -> str:
+def _details(error: BaseException) -> str:
     """Return the traceback from the first frame of user code on; a child's traceback unchanged."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip()
     return users_traceback(error)
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     """Return an error as one line: its class and message, or the last line of a child's
     traceback."""
     if isinstance(error, ChildRaisedError):

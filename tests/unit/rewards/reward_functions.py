@@ -49,6 +49,8 @@ def obey(sample: Sample) -> object:
             os._exit(3)
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "cancel":
+            raise asyncio.CancelledError
         case "quit":
             raise SystemExit(1)
         case "print":

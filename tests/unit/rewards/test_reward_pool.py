@@ -64,15 +64,18 @@ def test_in_process_false_runs_elsewhere() -> None:
     assert here.reward.parts["pid"] == os.getpid() != there.reward.parts["pid"]
 
 
+@pytest.mark.parametrize("fn", ["obey", "obey_async"])
 @pytest.mark.parametrize("in_process", [True, False])
-def test_failures_cost_their_own_sample_only(in_process: bool) -> None:
-    config = _config(max_error_rate=1.0, on_error=-1.0, in_process=in_process)
-    scored, metrics = _score(config, "ok", "raise", "nan", "text", "quit", "print")
-    assert _scores(scored) == [1, -1, -1, -1, -1, 1]
-    assert [s.failure is None for s in scored] == [True, False, False, False, False, True]
+def test_failures_cost_their_own_sample_only(in_process: bool, fn: str) -> None:
+    settings = {"max_error_rate": 1.0, "on_error": -1.0, "in_process": in_process}
+    config = _config(f"{HERE}:{fn}", **settings)
+    scored, metrics = _score(config, "ok", "raise", "nan", "text", "quit", "cancel", "print")
+    assert _scores(scored) == [1, -1, -1, -1, -1, -1, 1]
+    assert [s.failure is None for s in scored] == [True, *[False] * 5, True]
     assert "KeyError" in str(scored[1].failure)
     assert "finite" in str(scored[2].failure)
-    assert metrics["reward/r/error_rate"] == pytest.approx(4 / 6)
+    assert "CancelledError" in str(scored[5].failure)
+    assert metrics["reward/r/error_rate"] == pytest.approx(5 / 7)
     assert metrics["reward/r/timeout_rate"] == 0
 
 
