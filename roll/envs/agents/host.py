@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 MODEL = "policy"
 """Name of the policy at the endpoint."""
+ENDED = "the episode has ended"
 
 
 @dataclass(eq=False)
@@ -342,13 +343,15 @@ class AgentHost:
         except (ValueError, LookupError, RecursionError) as error:
             # LookupError is an unknown charset, RecursionError a list in a list in a list
             return _refusal(400, f"the body is no JSON: {error}")
+        if self._running.get(running.name) is not running:  # it was ended while the body came
+            return _refusal(410, ENDED)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         running.requests.put_nowait((request, answer))
         try:
             found = await answer
         except asyncio.CancelledError:
             if answer.cancelled() and running.name not in self._running:
-                return _refusal(410, "the episode has ended")
+                return _refusal(410, ENDED)
             raise
         if not request.stream:
             return web.json_response(whole(found, MODEL))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -296,6 +299,43 @@ def test_an_episode_that_is_ended_refuses_what_its_agent_still_asks() -> None:
     assert len(played(agent)) == 1
     assert heard.wait(10)
     assert "the episode has ended" in told[0]
+
+
+def test_an_episode_that_ends_while_a_request_comes_refuses_it() -> None:
+    found: list[bytes] = []
+    heard = threading.Event()
+
+    def agent(task: AgentTask) -> float:
+        body = json.dumps({"model": "any", "messages": [user("late")]}).encode()
+        address = urllib.parse.urlsplit(task.base_url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as slow:
+            head = [
+                "POST /v1/chat/completions HTTP/1.1",
+                "Host: here",
+                f"Content-Length: {len(body)}",
+                "Content-Type: application/json",
+                f"Authorization: Bearer {task.api_key}",
+            ]
+            slow.sendall("\r\n".join([*head, "", ""]).encode())
+            made = OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+            with contextlib.suppress(APIError):  # until the episode is over
+                made.chat.completions.create(model="any", messages=[user("go")])  # type: ignore[list-item]
+            slow.sendall(body)
+            found.append(slow.recv(1 << 16))
+        heard.set()
+        return 1.0
+
+    async def main() -> None:
+        config = EnvironmentConfig(agent="a:b")
+        turns = Turns(char_tokenizer(), settings_of(), frozenset({END}))
+        host = AgentHost("helper", config, agent, turns)
+        await host.open("e", 7, {})
+        await host.close("e")
+        assert await asyncio.to_thread(heard.wait, 30)
+        await host.shut()
+
+    asyncio.run(main())
+    assert found[0].startswith(b"HTTP/1.1 410")
 
 
 def request_with(messages: list[Message]) -> ChatRequest:
