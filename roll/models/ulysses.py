@@ -20,10 +20,10 @@ from roll.models.kernels.attention import FLASH
 
 ATTENTION = "roll_ulysses"
 """Name under which transformers finds `attention`."""
+DYNAMIC, LONGROPE = "dynamic", "longrope"
+"""Types of rotary embeddings that depend on the length of the whole row."""
 _HEADS, _TOKENS = 1, 2
 """Axes of the inputs of attention, `[B, heads, T, head_dim]`."""
-_OF_WHOLE_ROWS = ("dynamic", "longrope")
-"""Types of rotary embeddings that depend on the length of the whole row."""
 
 
 def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
@@ -45,7 +45,7 @@ def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
         why = "attention sinks"
     elif getattr(config, "attn_logit_softcapping", None):
         why = "a soft cap on attention (attn_logit_softcapping)"
-    elif rope := sorted(_rope_types(config) & set(_OF_WHOLE_ROWS)):
+    elif rope := sorted(kinds_by_length(config)):
         why = f"rotary embeddings of type {rope[0]}, which depend on how long a row is"
     elif model.config._attn_implementation in FLASH:
         kernel = model.config._attn_implementation
@@ -129,11 +129,21 @@ def _unshared_heads(config: Any, ranks: int, tp: int) -> str:
     return ""
 
 
-def _rope_types(config: Any) -> set[str]:
-    """Return the types of the rotary embeddings of all kinds of layers; empty if not given."""
+def kinds_by_length(config: Any) -> dict[str, int]:
+    """Return the types of rotary embeddings of a model that depend on the length of rows, each with
+    the length, in tokens, up to which rows do not change it.
+
+    Args:
+        config: configuration of the language model.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
-    of_kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    return {each["rope_type"] for each in of_kinds if "rope_type" in each}
+    found: dict[str, int] = {}
+    for each in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
+        if each.get("rope_type") == DYNAMIC:
+            found[DYNAMIC] = config.max_position_embeddings
+        elif each.get("rope_type") == LONGROPE:
+            found[LONGROPE] = each["original_max_position_embeddings"]
+    return found
 
 
 AttentionInterface.register(ATTENTION, attention)

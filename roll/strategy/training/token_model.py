@@ -20,6 +20,7 @@ from roll.models.kernels.compiled import compile_layers
 from roll.models.last_mlp import LastMlp
 from roll.models.vision.inputs import PictureInputs
 from roll.models.vision.tower import Tower
+from roll.strategy.training.rotary import check_rows
 from roll.strategy.training.sequence_shards import SequenceShards
 
 T = TypeVar("T")
@@ -142,7 +143,9 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         return self
 
     def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> ModelOutputs:
-        """Return the numbers of the requested tokens, spread over `[B, T]` by `spread`."""
+        """Return the numbers of the requested tokens, spread over `[B, T]` by `spread`; ConfigError
+        if the numbers of a row would depend on the other rows."""
+        check_rows(self.model.config.get_text_config(), request.lengths)
         rows, places_N, sequences = tokens_BT, request.positions_N, None
         pictures = request.pictures
         if self.packs:

@@ -1,0 +1,41 @@
+"""Check of rotary embeddings whose frequencies depend on how long rows are.
+
+transformers takes the longest row of a forward pass for all rows of the pass: with `longrope` one
+row above the original length changes the numbers of shorter rows beside it, and with `dynamic` also
+those of later passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roll.core.errors import ConfigError
+from roll.models.ulysses import DYNAMIC, LONGROPE, kinds_by_length
+
+
+def check_rows(config: Any, lengths: Sequence[int]) -> None:
+    """Check that the numbers of each row of a forward pass depend on that row alone.
+
+    Args:
+        config: configuration of the language model.
+        lengths: number of tokens of each row.
+
+    Raises:
+        ConfigError: they depend on the other rows.
+    """
+    for kind, limit in kinds_by_length(config).items():
+        longest, shortest = max(lengths), min(lengths)
+        if longest <= limit or (kind == LONGROPE and shortest > limit):
+            continue
+        apart = (
+            ""
+            if kind == DYNAMIC
+            else ", or give each row a pass of its own (max_tokens_per_microbatch=1 of the role)"
+        )
+        raise ConfigError(
+            f"model type {config.model_type!r} has rotary embeddings of type {kind}, which change "
+            f"above {limit} tokens for all rows of a forward pass, and one has rows of {shortest} "
+            f"to {longest} tokens: log-probs would depend on the other rows. Limit rows to {limit} "
+            f"tokens (data.max_prompt_tokens, sampling.max_new_tokens){apart}"
+        )
