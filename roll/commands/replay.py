@@ -102,7 +102,8 @@ def find_again(output_dir: Path, step: int, overrides: Sequence[str] = ()) -> Ag
     samples = _samples(output_dir, made)
     forced = (
         f"rollout.replay={samples}",
-        *(f"validation.sets.{name}=null" for name in made.validation.sets),
+        "validation.sets=null",
+        "validation.stop=null",
         "checkpoint.best_metric=null",
         "checkpoint.keep_best=0",
     )

@@ -113,7 +113,7 @@ def _chosen(run: Run) -> set[str] | None:
     """Return the keys of a run that are not defaults; None if this version of roll does not
     understand its settings."""
     try:
-        config = load_config(run.folder / "config.yaml").config
+        config = load_config(run.folder / "config.yaml", import_code=False).config
     except (UserError, OSError):
         return None
     return {key for key, _ in settings_not_default(config)}

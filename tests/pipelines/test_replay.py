@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from roll.commands.preflight import inspect
@@ -62,7 +63,7 @@ def assert_equal_weights(one: Path, other: Path) -> None:
 
 
 def replay_of(folder: Path, output_dir: Path, *more: str) -> list[str]:
-    dropped = "validation.sets.held_out=null"
+    dropped = "validation.sets=null"
     return [f"rollout.replay={folder}", f"output_dir={output_dir}", dropped, *more]
 
 
@@ -198,6 +199,25 @@ def test_one_step_again_gives_what_was_recorded_or_names_what_differs(
     steps, lines = lines_of(folder, 1)
     assert steps == range(2)
     assert not any(line.differs for line in lines.values())
+
+
+def test_a_run_is_done_again_whatever_it_validated_on(made: Path, tmp_path: Path) -> None:
+    """A set with a dot in its name, a tag that only this set has, and an end by its score."""
+    folder = tmp_path / "out"
+    shutil.copytree(made / "out", folder)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    (held_out,) = settings["validation"]["sets"].values()
+    held_out["tag"] = "only_there"
+    settings["validation"]["sets"] = {"held.out": held_out}
+    settings["validation"]["stop"] = {"metric": "val/held.out/mean@1", "patience": 3}
+    (reward,) = settings["rewards"].values()
+    settings["rewards"]["there"] = {**reward, "tags": ["only_there"]}
+    for file in folder.rglob("config.yaml"):  # that of each checkpoint, too
+        file.write_text(yaml.safe_dump(settings))
+    load_config(folder / "config.yaml")  # the run itself is in order
+    again = find_again(folder, 2)
+    assert not again.config.validation.sets
+    assert again.config.rewards.keys() == settings["rewards"].keys()
 
 
 def test_what_a_replay_of_a_step_lacks_is_named(made: Path, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
         fetch([config.model])
         tokenizer = load_tokenizer(config.model)
         check_token_ids({"sampling": config.sampling}, tokenizer)
-        max_tokens = min(config.context, _positions(config) or config.context)
+        own = getattr(config.actor_infer.strategy, "max_model_len", None)
+        max_tokens = min(filter(None, (config.context, _positions(config), own)))
         conversation = Conversation(tokenizer, config.data, max_tokens)
         launcher = undo.enter_context(_launching(config))
         loop = undo.enter_context(LoopThread("roll-chat"))
@@ -137,7 +138,7 @@ def config_of(wish: Wish, model: Examinee, run: RunConfig | None) -> ChatConfig:
             "chat_template": data.chat_template,
             "chat_template_kwargs": data.chat_template_kwargs,
         }
-    devices = engine.get("tp", 1)
+    devices = engine.get("tp", 1) * engine.get("pp", 1)
     settings["pools"] = {"all": f"0-{devices - 1}" if devices > 1 else "0"}
     settings["actor_infer"] = {"pool": "all", "strategy": engine}
     return load_chat(settings, wish.overrides)

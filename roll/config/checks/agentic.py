@@ -70,7 +70,8 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
                 f"{key}.tag: no environment takes the tag {source.tag!r}"
                 f"{nearest(source.tag, played)} (tags with one: {', '.join(sorted(played))})"
             )
-    if all(source.columns.tag is None for source in sources.values()):
+    # With kept samples the sets of their run are gone, and its environments must stay as they were.
+    if config.generates and all(source.columns.tag is None for source in sources.values()):
         used = {source.tag for source in sources.values()}
         for name, environment in config.environments.items():
             if used.isdisjoint(environment.tags):

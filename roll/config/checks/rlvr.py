@@ -212,7 +212,8 @@ def _tags(config: RlvrBase) -> Iterator[str]:
                 f"{key}.tag: no reward takes the tag {source.tag!r}{nearest(source.tag, rewarded)} "
                 f"(tags with a reward: {', '.join(sorted(rewarded))})"
             )
-    if all(source.columns.tag is None for source in sources.values()):
+    # With kept samples the sets of their run are gone, and its rewards must stay as they were.
+    if config.generates and all(source.columns.tag is None for source in sources.values()):
         used = {source.tag for source in sources.values()}
         for name, reward in config.rewards.items():
             for tag in reward.tags:

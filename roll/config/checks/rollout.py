@@ -14,10 +14,9 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of `rollout`, one line each, `key: problem and reason`."""
     rollout = config.rollout
     if not config.generates and config.validation.sets:
-        dropped = " ".join(f"validation.sets.{name}=null" for name in config.validation.sets)
         yield (
             "validation.sets: with rollout.replay there is no engine to validate with; drop them "
-            f"({dropped}), and measure checkpoints with `roll eval`"
+            "(validation.sets=null), and measure checkpoints with `roll eval`"
         )
     if rollout.redundant_samples and rollout.siblings != "separate":
         yield (

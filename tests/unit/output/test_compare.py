@@ -113,6 +113,20 @@ def test_values_that_are_not_finite_are_told_as_they_are(tmp_path: Path) -> None
     assert "nan" in compare(*folders)[1]
 
 
+def test_code_beside_the_runs_is_not_run(tmp_path: Path) -> None:
+    """A folder may be somebody else's."""
+    part = {"kind": "theirs_to_run:Mine"}
+    runs = [
+        a_run(tmp_path / name, SICK["reward_hacked"][:90], algorithm={"advantage": part}, lr=lr)
+        for name, lr in (("one", 0.1), ("two", 0.2))
+    ]
+    for run in runs:
+        (run / "theirs_to_run.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    code, output = compare(*runs)
+    assert code == 0, output
+    assert not (tmp_path / "ran").exists()
+
+
 def test_names_of_runs_are_not_read_as_markup(tmp_path: Path) -> None:
     folders = [a_run(tmp_path / name, run_records(), lr=i) for i, name in enumerate(("[red]", "b"))]
     assert "[red]" in compare(*folders)[1]
