@@ -128,6 +128,8 @@ def packed_attention(
             "neither be packed nor shared; leave out `packing`, `ulysses` and `tp` (packing alone "
             "also goes with model.attention: flash_attention_2)"
         )
+    if sliding_window is None:
+        sliding_window = _window_of_mask(module)
     groups = query.shape[1] // key.shape[1]  # from the shapes: a rank may hold only some heads
     # On GPUs or with a window, `enable_gqa` would make torch choose a slower kernel.
     shares = query.device.type == "cpu" and sliding_window is None
@@ -135,6 +137,16 @@ def packed_attention(
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = required_argument(module, kwargs, "row_lengths").each
     return _attend(query, key, value, lengths, scaling, sliding_window), None
+
+
+def _window_of_mask(module: nn.Module) -> int | None:
+    """Return the window, in tokens, of attention that hands on none, because the mask of the model
+    contains it, which packed rows do not have; None if it has no window."""
+    config = getattr(module, "config", None)
+    kind = getattr(config, "model_type", None)
+    if kind == "phimoe":  # in all layers
+        return getattr(config, "sliding_window", None)
+    return getattr(module, "sliding_window", None) if kind == "qwen2_moe" else None
 
 
 def required_argument(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:

@@ -15,7 +15,11 @@ from transformers import (
     MistralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -41,6 +45,20 @@ SMALL: dict[str, Any] = {
 
 def sliding() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+
+
+def sliding_qwen2_moe() -> PreTrainedModel:
+    torch.manual_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    sizes = {**SMALL, **experts, "shared_expert_intermediate_size": 16, "initializer_range": 0.5}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes, **windows)).eval()
+
+
+def sliding_phimoe() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {**SMALL, "num_local_experts": 4, "sliding_window": 4, "initializer_range": 0.5}
+    return PhimoeForCausalLM(PhimoeConfig(**sizes, bos_token_id=1, eos_token_id=2)).eval()
 
 
 def batch(lengths: list[int], seed: int = 0) -> TokenBatch:
@@ -85,6 +103,19 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
         # What only looks at itself has gradients of rounding alone.
         scale = max(other.abs().max().item(), 1e-2 * largest)
         torch.testing.assert_close(one, other, atol=1e-5 * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [sliding_qwen2_moe, sliding_phimoe])
+def test_packed_rows_have_the_window_that_a_model_leaves_to_its_mask(make: Any) -> None:
+    rows, policies = batch([11, 3, 9]), [PolicyModel(make(), temperature=1.0, chunk_tokens=16)]
+    policies.append(PolicyModel(make(), temperature=1.0, chunk_tokens=16))
+    policies[1].pack_rows()
+    needed = torch.arange(rows.tokens.shape[1]) < rows.lengths[:, None]
+    padded, packed = (
+        token_terms(policy, rows, needed, CPU, entropy=False).logprobs_BT.detach() * needed
+        for policy in policies
+    )
+    torch.testing.assert_close(packed, padded, atol=1e-4, rtol=1e-5)
 
 
 def test_a_token_of_one_sequence_changes_nothing_in_another() -> None:
