@@ -86,11 +86,22 @@ def test_files_of_a_row_are_there() -> None:
     assert second[0].split() == ["notes", "program.py"]
 
 
+def test_a_session_that_begins_anew_is_told_and_is_no_part_of_the_program() -> None:
+    flood, shown, mended = played("yes", "cat program.py", "sed -i 's/a - b/a + b/' program.py")
+    assert "[a new session: earlier variables and files are lost]" in flood[0]
+    assert "SyntaxError" not in flood[0] + shown[0]
+    assert shown[0].startswith("def add(a, b):\n    return a - b")
+    assert flood[-1]["state"] == "def add(a, b):\n    return a - b"
+    assert (mended[1], mended[2]) == (1.0, True)
+
+
 def test_a_turn_without_a_command_and_a_lost_file_are_told() -> None:
     empty, gone, back = played(
         "``` \n```", "rm program.py", "echo 'def add(a, b): return a + b' > program.py"
     )
     assert empty[0] == "There is no command."
     assert empty[-1]["invalid"] == 1
+    assert "program.py cannot be read: FileNotFoundError" in gone[0]
     assert "0 of 4 tests pass" in gone[0]
+    assert "SyntaxError" not in gone[0], "the message is not judged as the program"
     assert back[1] == 1.0

@@ -63,7 +63,7 @@ class Terminal:
         row = options or {}
         await asyncio.to_thread(self._tests.reset, seed=seed, options=row)
         files = {**(row.get("files") or {}), FILE: self._tests.task.code}
-        self._code = self._tests.task.code.rstrip("\n")  # as the tool reads it
+        self._code = self._tests.task.code.rstrip("\n")
         self._tools = {tool.name: tool for tool in await self._kit.open({"files": files})}
         rules = (
             f"The file {FILE} has a mistake. Mend it: each turn is one command for /bin/sh, in a "
@@ -78,24 +78,33 @@ class Terminal:
         if not command:
             self._invalid += 1
             return "There is no command.", 0.0, False, False, self._info()
-        printed = cut_to(await self._call("shell", command=command), self._shown, None)
-        code = await self._call("read_file", path=FILE)
+        printed = cut_to(await self._run(command), self._shown, None)
+        code, note = await self._read()
         if code != self._code:
             self._code = code
             self._verdict, self._won = await asyncio.to_thread(self._tests.judge, code)
-        said = "\n".join(filter(None, (printed, self._verdict)))
+        said = "\n".join(filter(None, (printed, note, self._verdict)))
         return said, float(self._won), self._won, False, self._info()
 
     async def close(self) -> None:
         """End the shell and all that it has started."""
         await self._kit.close()
 
-    async def _call(self, tool: str, **arguments: str) -> str:
-        """Return what a tool says, also of a mistake."""
+    async def _run(self, command: str) -> str:
+        """Return what a command prints, also of one that is ended."""
         try:
-            return str(await self._tools[tool].call(arguments))
+            return str(await self._tools["shell"].call({"command": command}))
         except ToolError as error:
             return str(error)
+
+    async def _read(self) -> tuple[str, str]:
+        """Return the program, and what the policy has to know about its file: that it is that of
+        the task again, or why it cannot be read. The program is empty then."""
+        try:
+            code, note = await self._kit.read(FILE)
+        except ToolError as error:
+            return "", f"{FILE} cannot be read: {str(error).rpartition(chr(10))[2]}"
+        return code.rstrip("\n"), note
 
     def _info(self) -> dict[str, Any]:
         """Return the `info` of `fix_code`; `state` is the program."""
