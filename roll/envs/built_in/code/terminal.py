@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roll.envs.built_in.code.fix_code import FixCode
@@ -13,13 +14,19 @@ from roll.envs.tools.built_in.sandboxed import SandboxKit
 from roll.envs.tools.cutting import cut_to
 
 FILE = "program.py"
+COMMAND_S = 10.0
+"""Time of a command. A command, reading the program and its tests together must take less than
+`step_timeout_s` of an environment: at that limit the episode fails, and no policy learns from
+it."""
 _BLOCK = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Terminal:
     """Folder with a program that has a mistake, and a shell in it. A turn is a command, or holds
     one in a block of code; the last block counts. After each turn that has changed the program its
-    tests run, in a sandbox of their own, which the shell does not reach.
+    tests run, in a sandbox of their own, which the shell does not reach. A command that takes
+    longer than `COMMAND_S` is ended, and the folder with it: the policy is told, and finds the
+    files of the task again.
 
     The reward is 1 when all tests pass, 0 before. Tasks are those of `fix_code`; a data row may
     also have the column `files` (contents by path).
@@ -50,7 +57,10 @@ class Terminal:
         """Take the arguments, which the class describes; errors are those of `fix_code` and of the
         tool `shell`."""
         self._tests = FixCode(tests, hidden, level, cpu_s, memory_mb, rules=False, remote=remote)
-        self._kit = SandboxKit(("shell", "files"), level=level, remote=remote)
+        # Shorter than those of `fix_code`, where no command has taken a part of the step before.
+        self._tests.limits = replace(self._tests.limits, wall_s=6 + 3 * cpu_s)
+        limits = {"wall_s": COMMAND_S, "cpu_s": COMMAND_S}
+        self._kit = SandboxKit(("shell", "files"), level=level, limits=limits, remote=remote)
         self._shown, self._rules = shown, rules
         self._tools: dict[str, Tool] = {}
         self._code = self._verdict = ""
