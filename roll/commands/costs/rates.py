@@ -15,6 +15,7 @@ from roll.config.loading.compose import load_config
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 from roll.output_dir.trackers.jsonl import read_records
 
 KINDS: tuple[Kind, ...] = ("generate", "train", "score")
@@ -65,7 +66,7 @@ def _rates(config: RunConfig, records: Records, steps: Records, expected: Expect
     scored = [w.mean for w in work_of(config, expected) if w.kind == "score" and not w.validates]
     tokens: dict[Kind, float] = {
         "generate": _total(steps, "rollout/generated_tokens"),
-        "train": fsum(map(_trained, steps)),
+        "train": fsum(map(_trained, steps)) + _trained_beside(config, expected) * len(steps),
         "score": fsum(mean for mean in scored if mean is not None) * len(steps),
     }
     seconds: dict[Kind, float] = {
@@ -104,6 +105,16 @@ def _lengths(config: RunConfig, steps: Records) -> Expected:
 def _trained(record: Mapping[str, Any]) -> float:
     """Return the tokens that the policy was trained on in a step, all passes together."""
     return float(record.get("perf/trained_tokens_per_s", 0.0) * record.get("time/train_s", 0.0))
+
+
+def _trained_beside(config: RunConfig, expected: Expected) -> float:
+    """Return the tokens that roles other than the policy are trained on in a step. No record has
+    their number, but `time/train_s` has their time, too."""
+    if not isinstance(config, RlvrBase) or expected.prompt is None or expected.response is None:
+        return 0.0
+    row = expected.prompt + expected.response
+    beside = [each for role, each in config.trained.items() if role is not Role.ACTOR_TRAIN]
+    return fsum(config.samples_per_step * each.epochs * row for each in beside)
 
 
 def _total(records: Iterable[Mapping[str, Any]], *names: str) -> float:

@@ -178,6 +178,14 @@ def test_a_calculator_answers_all_tasks() -> None:
         ("north", "North.", 1.0),
         ("50%", "50%", 1.0),
         ("0", "0.001", 0.0),
+        ("-72", "- 72", 1.0),
+        ("-72", "\u221272", 1.0),
+        ("1,234,567", "1,234,567", 1.0),
+        ("72", "36 * 2", 0.0),
+        ("72", "36 + 36", 0.0),
+        ("72", "(72)", 0.0),
+        ("2 * x", "2 * X", 1.0),
+        ("36 * 2", "72", 1.0),
     ],
 )
 def test_answers_to_rows_are_compared(right: str, answer: str, reward: float) -> None:
@@ -186,6 +194,15 @@ def test_answers_to_rows_are_compared(right: str, answer: str, reward: float) ->
     assert first.endswith("How many?")
     _, found, over, _, info = env.step(f"So it is.\nanswer: {answer}")
     assert (found, over, info["success"]) == (reward, True, bool(reward))
+
+
+def test_to_repeat_the_question_is_no_answer() -> None:
+    for seed in range(10):
+        env = Calculator()
+        first, _ = env.reset(seed=seed)
+        question = re.findall(r"What is (.*)\?", first)[0]
+        _, reward, over, _, info = env.step(f"answer: {question}")
+        assert (reward, over, info["success"]) == (0.0, True, False), question
 
 
 def test_mistakes_at_the_calculator_can_be_read() -> None:

@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
+from roll.config.sections.environment import EnvironmentConfig
+from roll.data.chat.turns import Turns
 from roll.envs.built_in.code.programs import PROGRAMS
 from roll.envs.built_in.code.terminal import Terminal
 from roll.envs.contract import check_env
+from roll.envs.host import EnvHost
+from roll.envs.loading import load_env
+from roll.envs.observed import Observed
 from roll.sandbox import NoLevelError, Sandbox
+from tests.tiny import char_tokenizer
 from tests.unit.built_in_envs.test_fix_code import ROW
+from tests.unit.data.test_chat_templates import settings_of
 
 RIGHT = {program.right.__name__: inspect.getsource(program.right) for program in PROGRAMS}
 
@@ -86,11 +93,43 @@ def test_files_of_a_row_are_there() -> None:
     assert second[0].split() == ["notes", "program.py"]
 
 
+def test_a_session_that_begins_anew_is_told_and_is_no_part_of_the_program() -> None:
+    flood, shown, mended = played("yes", "cat program.py", "sed -i 's/a - b/a + b/' program.py")
+    assert "[a new session: earlier variables and files are lost]" in flood[0]
+    assert "SyntaxError" not in flood[0] + shown[0]
+    assert shown[0].startswith("def add(a, b):\n    return a - b")
+    assert flood[-1]["state"] == "def add(a, b):\n    return a - b"
+    assert (mended[1], mended[2]) == (1.0, True)
+
+
+@pytest.mark.slow
+def test_a_command_that_waits_is_ended_before_the_step_and_the_episode_goes_on() -> None:
+    config = EnvironmentConfig(env="terminal", kwargs={"level": "none"})
+
+    async def play() -> list[Observed]:
+        turns = Turns(char_tokenizer(), settings_of(), frozenset({1}))
+        host = EnvHost("t", config, load_env("t", config), turns)
+        try:
+            await host.open("e", 1, ROW)
+            commands = ("sleep 100", "sed -i 's/a - b/a + b/' program.py")
+            return [await host.act("e", command, 1) for command in commands]
+        finally:
+            await host.shut()
+
+    waits, mended = asyncio.run(asyncio.wait_for(play(), 100))
+    assert "took longer than 10 s" in waits.text
+    assert "a new session" in waits.text
+    assert (waits.reward, waits.over) == (0.0, False)
+    assert (mended.reward, mended.terminated) == (1.0, True)
+
+
 def test_a_turn_without_a_command_and_a_lost_file_are_told() -> None:
     empty, gone, back = played(
         "``` \n```", "rm program.py", "echo 'def add(a, b): return a + b' > program.py"
     )
     assert empty[0] == "There is no command."
     assert empty[-1]["invalid"] == 1
+    assert "program.py cannot be read: FileNotFoundError" in gone[0]
     assert "0 of 4 tests pass" in gone[0]
+    assert "SyntaxError" not in gone[0], "the message is not judged as the program"
     assert back[1] == 1.0

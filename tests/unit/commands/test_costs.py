@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,32 @@ def test_every_part_of_a_run_on_pairs_is_counted(tmp_path: Path) -> None:
     assert kto["scored by validations"] == (3 * 2 * 64 * 4, 3)
     epochs = costs(path, "max_steps=1000", "epochs=1.5", expect="train_rows=80")
     assert epochs.work[0].times == 30
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"critic": {"pool": "all"}},
+        {"critic": {"pool": "all", "epochs": 3, "warmup_steps": 1}},
+    ],
+)
+def test_hours_of_training_are_those_of_the_earlier_run_also_with_a_critic(
+    tmp_path: Path, beside: dict[str, Any]
+) -> None:
+    path = write_task(tmp_path, algorithm={"preset": "ppo"}, **beside)
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "config.yaml").write_text(path.read_text())
+    step = {"time/step_s": 15.0, "time/train_s": 10.0, "response_tokens/mean": 6.0}
+    waits = beside["critic"].get("warmup_steps", 0)
+    rates = [0.0] * waits + [16 * 14 / 10] * (4 - waits)  # prompts of 8 tokens, in 16 samples
+    records = [step | {"perf/trained_tokens_per_s": rate} for rate in rates]
+    (earlier / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    found = costs(path, earlier=earlier)
+    assert found.expected.prompt == pytest.approx(8)
+    hours = found.hours(most=False)
+    assert hours is not None
+    assert hours.parts["train"] * 3600 == pytest.approx(4 * 10)
 
 
 def test_a_measured_mean_may_be_the_limit_but_for_rounding(tmp_path: Path) -> None:

@@ -48,3 +48,25 @@ def several() -> Any:
 class Shouting(gymnasium.ObservationWrapper[Any, Any, Any]):
     def observation(self, observation: Any) -> Any:
         return str(observation).upper()
+
+
+class Worded(gymnasium.ActionWrapper[Any, Any, Any]):
+    """Takes the first letter of a direction of FrozenLake."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.action_space = spaces.Text(5)
+
+    def action(self, action: Any) -> Any:
+        return "ldru".index(action[0])
+
+
+class Halved(gymnasium.ActionWrapper[Any, Any, Any]):
+    """Takes the first two actions alone."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.action_space = spaces.Discrete(2)
+
+    def action(self, action: Any) -> Any:
+        return action

@@ -114,6 +114,19 @@ def test_wrappers_are_put_around_it() -> None:
     assert env.step("1")[3], "truncated by its limit"
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "action", "wanted"),
+    [("Worded", "down", "a text of"), ("Halved", "1", "one number from 0 to 1")],
+)
+def test_actions_of_a_wrapper_have_no_names_of_the_environment_in_it(
+    wrapper: str, action: str, wanted: str
+) -> None:
+    adapter = {"wrappers": [f"tests.unit.envs.gym_envs:{wrapper}"]}
+    env = made("FrozenLake-v1", kwargs={"is_slippery": False}, adapter=adapter)
+    assert env.reset(seed=1)[0].startswith(f"Answer with {wanted}")
+    assert env.step(action)[0].endswith("SFFF\n[F]HFH\nFFFH\nHFFG")
+
+
 def test_a_wrapper_with_a_path_needs_no_arguments() -> None:
     entry = {"path": "tests.unit.envs.gym_envs:Shouting"}
     env = told({"Discrete": {"n": 2}}, {"wrappers": [entry, {**entry, "kwargs": None}]})

@@ -235,11 +235,13 @@ def _imported(name: str) -> bool:
 
 def _names(env: Any) -> Sequence[str] | None:
     """Return the names of the actions, in order; None if it is none of gymnasium's own environments
-    in `NAMES`."""
+    in `NAMES`, or has other actions there: by an argument (`continuous`) or in a wrapper."""
     entry = "" if env.spec is None else str(env.spec.entry_point)
     if not entry.startswith("gymnasium."):
         return None
-    return NAMES.get(env.spec.name)
+    names, space = NAMES.get(env.spec.name), env.action_space
+    fits = names is not None and type(space).__name__ == "Discrete" and space.n == len(names)
+    return names if fits else None
 
 
 def _drawn(picture: Any) -> str:

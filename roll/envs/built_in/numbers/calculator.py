@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from fractions import Fraction
 from typing import Any
 
 from roll.envs.built_in.commands import last_command
 from roll.envs.built_in.numbers.arithmetic import ArithmeticProblemError, evaluate, shown
+
+_NUMBER = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_RESULT = re.compile(rf"[-+\u2212]?\s*{_NUMBER}(?:\s*[/\u00f7]\s*{_NUMBER})?")
+"""Answer with a value: a number, or a fraction of two."""
 
 
 class Calculator:
@@ -15,8 +20,8 @@ class Calculator:
     the value, or `answer: ...`, which ends the episode.
 
     The reward is 1 for the right answer, 0 otherwise. Tasks follow from the seed, or from a data
-    row with the columns `question` (or `prompt`) and `answer`. An answer is right if it has the
-    same value, or is the same text.
+    row with the columns `question` (or `prompt`) and `answer`. An answer is right if it is a
+    number or fraction of the same value, or the same text.
 
     Args:
         digits: number of digits of the numbers, in tasks of seeds.
@@ -86,8 +91,12 @@ class Calculator:
         """Do nothing: there are no resources."""
 
     def _is_right(self, answer: str) -> bool:
-        """Return whether an answer has the value of the right one, or is the same text."""
+        """Return whether an answer has the value of the right one, or is the same text. Only what
+        is a result has a value: the expression of the question is none, or to repeat it would be
+        the answer."""
         said, right = (_plain(each) for each in (answer, self._answer))
+        if _RESULT.fullmatch(said) is None:
+            return bool(said) and said == right
         try:
             found, wanted = evaluate(said).value, evaluate(right).value
         except ArithmeticProblemError:

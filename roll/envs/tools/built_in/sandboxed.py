@@ -19,6 +19,8 @@ from roll.sandbox import Limits, NoLevelError, Outcome, Sandbox, SandboxError, S
 
 SANDBOXED = ("python", "shell", "files")
 """Names of these tools; `files` stands for three: read_file, write_file, list_files."""
+_NEW_SESSION = "[a new session: earlier variables and files are lost]\n"
+"""Note for the policy before what the first program of a further session prints."""
 _SHELL = (
     "(lambda code: print(f'[exit code {{code}}]') if code else None)(__import__('subprocess').run("
     "['/bin/sh', '-c', {command!r}], stdin=-3).returncode)"
@@ -147,29 +149,47 @@ class SandboxKit:
         }
         return [tool_of(function) for function in functions[name]]
 
+    async def read(self, path: str) -> tuple[str, str]:
+        """Return the content of a file, for a program that needs it as it is, and apart from it the
+        note for the policy; the note is empty unless a session has begun anew.
+
+        Raises:
+            ToolError: it cannot be read; the message is for the policy, with the note.
+            EnvironmentFailedError: the sandbox does not work.
+        """
+        note, outcome = await self._outcome(_READ.format(path=path))
+        if not outcome.ok:
+            raise ToolError(note + _said(outcome))
+        return outcome.stdout, note.rstrip("\n")
+
     async def _run(self, program: str) -> str:
-        """Run a program in the session of the episode; begin one if there is none.
+        """Return what a program prints in the session of the episode, and the note of a new one.
 
         Raises:
             ToolError: it failed; the message is what it printed.
             EnvironmentFailedError: the sandbox does not work.
         """
+        note, outcome = await self._outcome(program)
+        if outcome.ok:
+            return note + (_said(outcome) or "[nothing printed]")
+        raise ToolError(note + _said(outcome))
+
+    async def _outcome(self, program: str) -> tuple[str, Outcome]:
+        """Run a program in the session of the episode; begin one if there is none. Return a note if
+        it is not the first, and the outcome; EnvironmentFailedError if the sandbox does not
+        work."""
         async with self._lock:
             try:
                 note = ""
                 if self._session is None or not self._session.open:
-                    note = "[a new session: earlier variables and files are lost]\n"
-                    note = note if self._lost else ""
+                    note = _NEW_SESSION if self._lost else ""
                     await self._begin()
                 assert self._session is not None
-                outcome = await self._session.run(program)
+                return note, await self._session.run(program)
             except SandboxError as error:
                 raise EnvironmentFailedError(f"the sandbox does not work: {error}") from None
             finally:  # also when the caller's time limit cancels the call, which ends the session
                 self._lost = self._lost or (self._session is not None and not self._session.open)
-        if outcome.ok:
-            return note + (_said(outcome) or "[nothing printed]")
-        raise ToolError(note + _said(outcome))
 
     async def _begin(self) -> None:
         """Begin a new session and write the task's files into it; EnvironmentFailedError if a path
