@@ -65,6 +65,7 @@ class Unstacked(Generic[T]):
         whole = root.whole
         self.terms = whole.terms
         self.needed = whole.needed
+        self.trains_tower_alone = whole.trains_tower_alone
         self.collect = whole.collect
         self.packs = whole.packs
         self.tower = whole.tower

@@ -43,6 +43,8 @@ def micro_losses(
     """
     batch.require("token_weights", made_by="token_weights")
     tower = forward.runs_tower(model, batch, partial(max_over_ranks, device=device))
+    # Without pictures nothing else has a gradient; that of the blank one is zero.
+    tower = tower or model.trains_tower_alone
     parts = microbatch.plan_of(batch, max_tokens, packed=model.packs)
     passes = max_over_ranks(len(parts), device)
     for i in range(passes):

@@ -108,6 +108,14 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """Distance, in tokens, between a token and the hidden state that its result is computed from:
     the result of token t comes from the state at t - `target_shift`."""
 
+    @property
+    def trains_tower_alone(self) -> bool:
+        """True if every trained parameter belongs to the vision part."""
+        if self.tower is None:
+            return False
+        of_tower = {id(parameter) for parameter in self.tower.module.parameters()}
+        return all(id(p) in of_tower for p in self.parameters() if p.requires_grad)
+
     def pack_rows(self) -> None:
         """Join the rows of each micro-batch into one row without padding from now on.
 
