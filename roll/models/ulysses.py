@@ -17,11 +17,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from roll.core.errors import ConfigError
 from roll.models import packing
 from roll.models.kernels.attention import FLASH
+from roll.models.kernels.rotary import kinds_by_length
 
 ATTENTION = "roll_ulysses"
 """Name under which transformers finds `attention`."""
-DYNAMIC, LONGROPE = "dynamic", "longrope"
-"""Types of rotary embeddings that depend on the length of the whole row."""
 _HEADS, _TOKENS = 1, 2
 """Axes of the inputs of attention, `[B, heads, T, head_dim]`."""
 
@@ -127,23 +126,6 @@ def _unshared_heads(config: Any, ranks: int, tp: int) -> str:
             "repeat them evenly"
         )
     return ""
-
-
-def kinds_by_length(config: Any) -> dict[str, int]:
-    """Return the types of rotary embeddings of a model that depend on the length of rows, each with
-    the length, in tokens, up to which rows do not change it.
-
-    Args:
-        config: configuration of the language model.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    found: dict[str, int] = {}
-    for each in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
-        if each.get("rope_type") == DYNAMIC:
-            found[DYNAMIC] = config.max_position_embeddings
-        elif each.get("rope_type") == LONGROPE:
-            found[LONGROPE] = each["original_max_position_embeddings"]
-    return found
 
 
 AttentionInterface.register(ATTENTION, attention)

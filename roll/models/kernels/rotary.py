@@ -1,4 +1,4 @@
-"""Check of rotary embeddings whose frequencies depend on how long rows are.
+"""Rotary embeddings whose frequencies depend on how long rows are, in transformers.
 
 transformers takes the longest row of a forward pass for all rows of the pass: with `longrope` one
 row above the original length changes the numbers of shorter rows beside it, and with `dynamic` also
@@ -11,7 +11,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.core.errors import ConfigError
-from roll.models.ulysses import DYNAMIC, LONGROPE, kinds_by_length
+
+DYNAMIC, LONGROPE = "dynamic", "longrope"
+"""Types of rotary embeddings that depend on the length of the whole row."""
+
+
+def kinds_by_length(config: Any) -> dict[str, int]:
+    """Return the types of rotary embeddings of a model that depend on the length of rows, each with
+    the length, in tokens, up to which rows do not change it.
+
+    Args:
+        config: configuration of the language model.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    found: dict[str, int] = {}
+    for each in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
+        if each.get("rope_type") == DYNAMIC:
+            found[DYNAMIC] = config.max_position_embeddings
+        elif each.get("rope_type") == LONGROPE:
+            found[LONGROPE] = each["original_max_position_embeddings"]
+    return found
 
 
 def check_rows(config: Any, lengths: Sequence[int]) -> None:
