@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 from roll.core.types import Message
@@ -116,13 +116,14 @@ class Env(Protocol):
 def messages_of(observation: Any) -> tuple[Message, ...]:
     """Return an observation as messages.
 
-    A mapping with `role` and `content` is a message as well.
+    A mapping with `role` and `content` is a message as well. Characters without UTF-8 become `?`;
+    see `encodable`.
 
     Raises:
         TypeError: the observation is neither text nor messages.
     """
     if isinstance(observation, str):
-        return (Message(role="user", content=observation),)
+        return (_message(Message(role="user", content=observation)),)
     if isinstance(observation, Message | Mapping):
         return (_message(observation),)
     if isinstance(observation, Sequence) and observation:
@@ -145,16 +146,30 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def encodable(text: str) -> str:
+    """Return a text with `?` in place of each half of a surrogate pair. It has no UTF-8, and so no
+    tokens; the episode would fail, and a policy that makes its program say one could so be rid of
+    an episode that goes badly."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _message(value: Any) -> Message:
-    """Return a message, or a mapping with its keys, as `Message`; TypeError for anything else."""
+    """Return a message, or a mapping with its keys, as `Message` of characters that have UTF-8;
+    TypeError for anything else."""
     if isinstance(value, Message):
-        return value
+        return replace(
+            value,
+            content=encodable(value.content),
+            name=encodable(value.name),
+            call_id=encodable(value.call_id),
+            parts=tuple(encodable(x) if isinstance(x, str) else x for x in value.parts),
+        )
     if (
         isinstance(value, Mapping)
         and {"role", "content"} <= value.keys() <= set(_KEYS)
         and all(isinstance(each, str) for each in value.values())
     ):
-        return Message(**{_KEYS[key]: each for key, each in value.items()})
+        return Message(**{_KEYS[key]: encodable(each) for key, each in value.items()})
     raise TypeError(
         "a message must be {role, content}, with `name` and `tool_call_id` if the role is `tool`, "
         f"all of them text; found {repr(value)[:60]}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_GAP = " " * 20_000 + "\n" * 20_000 + "x"
+
 HOSTILE: Mapping[str, str] = {
     "nothing": "",
     "white space": " \n\t ",
@@ -23,6 +25,11 @@ HOSTILE: Mapping[str, str] = {
     "commands without an object": "search:\nclick:\nanswer:\ncalculate:\ngo to\ntake\nput",
     "json": '{"name": null, "arguments": [[[]]]}',
     "many lines": "\n" * 20_000,
+    "white space in a call of Qwen": f"<tool_call>\n<function=add>{_GAP}</function></tool_call>",
+    "white space in a call of GLM": f"<tool_call>add<arg_key>a</arg_key>{_GAP}",
+    "white space in a call of Mistral": f"[TOOL_CALLS]add{_GAP}",
+    "white space in a block of code": f"```python{_GAP}\n```",
+    "calls that do not end": "<tool_call>add<arg_key>a</arg_key><arg_value>" * 2_000,
 }
 """Actions that the check tries, by a short description: some that a policy in training really
 writes, and worse ones."""

@@ -11,7 +11,7 @@ from roll.config.errors import nearest
 from roll.core.errors import ConfigError
 from roll.core.types import Message
 from roll.data.chat.templates import PromptTokenizer
-from roll.envs.api import Action, Hearing, Observation, finite
+from roll.envs.api import Action, Hearing, Observation, encodable, finite
 from roll.envs.tools.api import ToldToolkit, Tool
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Malformed, Parsed
@@ -176,7 +176,7 @@ class Tools:
     def _message(self, result: Result) -> Message:
         """Return a result as the message of a tool, cut to its limit and with a new id."""
         self._number += 1
-        text = cut_to(result.text, self._limits.result_tokens, self._tokenizer)
+        text = cut_to(encodable(result.text), self._limits.result_tokens, self._tokenizer)
         return Message("tool", text, name=result.name, call_id=f"{self._number:09d}")
 
     def _ended(self, answer: str, cost: float) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -236,7 +236,7 @@ async def _answered(connection: Connection, answer: Any) -> Any:
     try:
         return await answer
     except mcp.MCPError as error:
-        if error.error.code in _FAULTS:
+        if error.error.code in _FAULTS or error.error.message == _NO_ANSWER:
             connection.broken(error.error.message)
             raise EnvironmentFailedError(
                 f"MCP server {connection.server.shown}: {error.error.message}"
@@ -254,9 +254,12 @@ async def _answered(connection: Connection, answer: Any) -> Any:
         ) from None
 
 
-_FAULTS = (-32000, -32001, -32603)
-"""Codes of errors of JSON-RPC that are not the policy's doing: closed connection, time limit,
-internal error."""
+_FAULTS = (-32000, -32001)
+"""Codes of errors of JSON-RPC that are not the policy's doing: closed connection, time limit.
+Internal errors are not among them: the server has answered, and answers the calls of others."""
+_NO_ANSWER = "Server returned an error response"
+"""Text of the internal error that the package makes of a status of HTTP, such as that of a gateway
+whose server is gone."""
 
 
 def _text(block: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
         return Result(call.name, told, failed=True)
     try:
         arguments = typed_arguments(call, tool.parameters)
+        _check_characters(arguments)
         value = await asyncio.wait_for(_call(tool, arguments), timeout_s)
     except ToolError as error:
         return Result(tool.name, f"Error: {error}", failed=True)
@@ -68,6 +70,18 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
     except Exception as error:  # noqa: BLE001  # the tool's own words, for the policy to read
         return Result(tool.name, f"Error: {type(error).__name__}: {error}", failed=True)
     return Result(tool.name, shown(value), ends=tool.ends)
+
+
+def _check_characters(arguments: Mapping[str, Any]) -> None:
+    """Raise ToolError if arguments have half of a surrogate pair. It has no UTF-8, and a connection
+    to a server, which other episodes use, may break at it."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, default=str, skipkeys=True).encode()
+    except UnicodeEncodeError as error:
+        found = error.object[error.start : error.end]
+        raise ToolError(
+            f"the arguments have {found!a}, half of a surrogate pair; write whole characters"
+        ) from None
 
 
 async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:

@@ -7,8 +7,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ OH = "<tool_call>oh</tool_call>"
 SERVER = '''
 import os
 import sys
+from mcp import MCPError
 from mcp.server import MCPServer
 
 server = MCPServer("shop")
@@ -50,6 +53,12 @@ def reprice(good: str, to: int) -> str:
     """Changes a price."""
     prices[good] = to
     return "changed"
+
+
+@server.tool()
+def stumble() -> str:
+    """Fails inside of the server."""
+    raise MCPError(-32603, "the shelf is broken")
 
 
 @server.tool()
@@ -301,6 +310,62 @@ def test_a_server_that_dies_ends_the_episode_as_failed(server: list[str]) -> Non
     env = Tools([{"mcp": {"command": server, "shared": False}}])
     with pytest.raises(EnvironmentFailedError, match="MCP server"):
         play(env, called("leave"), called("price", good="pear"))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (called("price", good="\ud83d"), "half of a surrogate pair"),
+        (called("price", good={"\udc00": 1}), "half of a surrogate pair"),
+        (called("stumble"), "Error: the shelf is broken"),
+    ],
+)
+def test_a_call_that_fails_leaves_the_server_to_the_next(
+    server: list[str], call: str, told: str
+) -> None:
+    env = Tools([{"mcp": {"command": server, "shared": False}}])
+    _, first, second = play(env, call, called("price", good="pear"))
+    assert told in first[0][0].content
+    assert first[4]["tool_errors"] == 1
+    assert second[0][0].content == "3"
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Speaks for a server until a tool is called, when it says that the server is gone."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        told: dict[str, Any] = {"error": {"code": -32601, "message": "no such method"}}
+        if asked["method"] == "initialize":
+            version = asked["params"]["protocolVersion"]
+            info = {"name": "shop", "version": "1"}
+            told = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            told = {"result": told}
+        elif asked["method"] == "tools/list":
+            told = {"result": {"tools": [{"name": "price", "inputSchema": {"type": "object"}}]}}
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), **told}).encode()
+        status = 200 if "id" in asked else 202
+        if asked["method"] == "tools/call":
+            status, body = 502, b"Bad Gateway"
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain" if status == 502 else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_server_that_is_gone_behind_its_gateway_ends_the_episode_as_failed() -> None:
+    pytest.importorskip("mcp")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{gateway.server_port}/mcp"
+        env = Tools([{"mcp": {"url": url, "shared": False}}])
+        with pytest.raises(EnvironmentFailedError, match="returned an error response"):
+            play(env, called("price", good="pear"))
+        gateway.shutdown()
 
 
 def test_a_server_that_does_not_start_says_why() -> None:

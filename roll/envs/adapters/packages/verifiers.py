@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 
 from .errors import AdapterError
 
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 TOOLS = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
     "provided with function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n"
@@ -256,7 +254,11 @@ def _with_tools(messages: list[dict[str, str]], tools: Sequence[Any]) -> list[di
 def _read_calls(text: str) -> tuple[str, list[dict[str, str]]]:
     """Return the text of a turn, and its tool calls. A call that is no JSON object is none."""
     calls = []
-    for found in TOOL_CALL.findall(text):
+    *ended, _ = text.split("</tool_call>")
+    for part in ended:
+        _, opened, found = part.partition("<tool_call>")
+        if not opened:
+            continue
         try:
             call = json.loads(found)
             arguments = call.get("arguments", {})

@@ -107,7 +107,11 @@ def _comb(n: int, k: int) -> int:
 
 def _round(value: float, digits: float = 0) -> float:
     """Round to so many digits behind the point; without them, to a whole number."""
-    return round(value, int(digits)) if digits else round(value)
+    if not digits:
+        return round(value)
+    # No value has as many digits as `MAX_BITS`, so a bound there changes no result. Without it
+    # Python computes 10**-digits, in which no time limit can stop it.
+    return round(value, max(-MAX_BITS, min(int(digits), MAX_BITS)))
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

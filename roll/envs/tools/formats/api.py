@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -112,18 +113,34 @@ def loads(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def first_value(text: str) -> tuple[Any, str]:
-    """Return the JSON value at the beginning of a text, and the rest of the text.
+def first_value(text: str, begin: int = 0) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place of a text, and the place behind it. White space
+    may stand before it.
 
     Raises:
-        ValueError: the text does not begin with one.
+        ValueError: there is none.
     """
-    begun = text.lstrip()
+    while text[begin : begin + 1].isspace():
+        begin += 1
     try:
-        value, end = json.JSONDecoder(strict=False).raw_decode(begun)
+        return json.JSONDecoder(strict=False).raw_decode(text, begin)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return value, begun[end:]
+
+
+def leading(pattern: re.Pattern[str], text: str) -> tuple[list[re.Match[str]], str]:
+    """Return the matches with which a text begins, one behind the other, and the rest without white
+    space around it.
+
+    It ends at the first mistake, so the time is in proportion to the length of the text; a search
+    for further matches may run through the whole rest from every opening mark.
+    """
+    found: list[re.Match[str]] = []
+    at = 0
+    while match := pattern.match(text, at):
+        found.append(match)
+        at = match.end()
+    return found, text[at:].strip()
 
 
 def _kind(value: Any) -> str:

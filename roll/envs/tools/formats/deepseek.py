@@ -15,20 +15,13 @@ _ONE = re.compile(
     re.DOTALL,
 )
 _SEPARATOR = "<\uff5ctool▁sep\uff5c>"
-_FENCED = re.compile(r"\s*([^\n`]+?)\s*\n\s*```json\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 _DSML = re.compile(
     r"<\uff5cDSML\uff5c(?:function|tool)_calls>(.*?)"
     r"(?:</\uff5cDSML\uff5c(?:function|tool)_calls>|\Z)",
     re.DOTALL,
 )
-_INVOKE = re.compile(
-    r"\s*<\uff5cDSML\uff5cinvoke name=\"([^\"]+)\">(.*?)</\uff5cDSML\uff5cinvoke>\s*", re.DOTALL
-)
-_PARAMETER = re.compile(
-    r"\s*<\uff5cDSML\uff5cparameter name=\"([^\"]+)\" string=\"(true|false)\">(.*?)"
-    r"</\uff5cDSML\uff5cparameter>\s*",
-    re.DOTALL,
-)
+_INVOKE = re.compile(r"<\uff5cDSML\uff5cinvoke name=\"([^\"]++)\">")
+_PARAMETER = re.compile(r"<\uff5cDSML\uff5cparameter name=\"([^\"]++)\" string=\"(true|false)\">")
 
 
 class DeepSeek:
@@ -60,27 +53,60 @@ def _call(text: str) -> Call | Malformed:
     if not separator:
         return Malformed(text.strip(), f"expected NAME{_SEPARATOR}ARGUMENTS")
     if name.strip() == "function":
-        fenced = _FENCED.fullmatch(rest)
-        if fenced is None:
+        called, _, fence = rest.strip().partition("\n")
+        inside = _fenced(fence.strip())
+        if inside is None or not called or "`" in called:
             return Malformed(text.strip(), "expected a name, and its arguments in a ```json fence")
-        return arguments_of(fenced[1], fenced[2], text.strip())
+        return arguments_of(called.strip(), inside, text.strip())
     return arguments_of(name.strip(), rest, text.strip())
+
+
+def _fenced(text: str) -> str | None:
+    """Return the text in a ```json fence; None if it is no such fence."""
+    if not (text.startswith("```json") and text.endswith("```")):
+        return None
+    inside = text.removeprefix("```json").removesuffix("```")
+    begins = len(inside) - len(inside.lstrip())
+    return inside if "\n" in inside[:begins] else None
+
+
+def _marked(
+    text: str, opening: re.Pattern[str], closing: str
+) -> tuple[list[tuple[re.Match[str], str]], str]:
+    """Return the parts of a text between two marks, each with the match of its opening mark; and
+    the text around them.
+
+    The text is split at the closing marks first: a pattern of both marks would search the whole
+    text for the end of each part that has none.
+    """
+    *ended, rest = text.split(closing)
+    found, around = [], []
+    for part in ended:
+        opened = opening.search(part)
+        if opened is None:
+            around.append(part + closing)
+        else:
+            around.append(part[: opened.start()])
+            found.append((opened, part[opened.end() :]))
+    return found, "".join([*around, rest]).strip()
 
 
 def _invoked(block: str) -> list[Call | Malformed]:
     """Return the calls of a block of V3.2; what does not fit the format becomes `Malformed`."""
     calls: list[Call | Malformed] = []
-    for name, inside in _INVOKE.findall(block):
-        arguments, wrong = {}, _PARAMETER.sub("", inside).strip()
-        for key, is_text, value in _PARAMETER.findall(inside):
+    invocations, around = _marked(block, _INVOKE, "</\uff5cDSML\uff5cinvoke>")
+    for invocation, inside in invocations:
+        name, arguments = invocation[1], {}
+        parameters, wrong = _marked(inside, _PARAMETER, "</\uff5cDSML\uff5cparameter>")
+        for parameter, value in parameters:
             try:
-                arguments[key] = value if is_text == "true" else loads(value)
+                arguments[parameter[1]] = value if parameter[2] == "true" else loads(value)
             except ValueError as error:
-                wrong = f"{key}: {error}"
+                wrong = f"{parameter[1]}: {error}"
         if wrong:
             calls.append(Malformed(inside.strip(), f"wrong parameter of {name!r}: {wrong}", name))
         else:
             calls.append(Call(name, arguments))
-    if _INVOKE.sub("", block).strip() or not calls:
+    if around or not calls:
         calls.append(Malformed(block.strip(), "expected only complete invocations of tools"))
     return calls

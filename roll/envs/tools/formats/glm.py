@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
-from roll.envs.tools.formats.api import Call, Malformed, Parsed
+from roll.envs.tools.formats.api import Call, Malformed, Parsed, leading
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _ENDS = ("", "/")
-_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"\s*+<arg_key>(?>(.*?)</arg_key>)\s*+<arg_value>(?>(.*?)</arg_value>)", re.DOTALL
+)
 
 
 class Glm:
@@ -35,12 +37,11 @@ def _call(text: str) -> Call | Malformed:
     name = name.strip()
     if not re.fullmatch(r"[\w.:/-]+", name):
         return Malformed(text.strip(), "a call must begin with the name of a tool")
-    inside = mark + rest
-    if _ARGUMENT.sub("", inside).strip():
+    found, wrong = leading(_ARGUMENT, mark + rest)
+    if wrong:
         reason = (
             f"expected only <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> in the call of "
             f"{name!r}"
         )
         return Malformed(text.strip(), reason, name)
-    arguments = {key.strip(): value for key, value in _ARGUMENT.findall(inside)}
-    return Call(name, arguments, typed=False)
+    return Call(name, {each[1].strip(): each[2] for each in found}, typed=False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from roll.envs.tools.formats.api import Call, Malformed, Parsed, call_of_value, first_value
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
+_BETWEEN = re.compile(r"\s*+(;?)\s*+")
 
 
 class Llama3:
@@ -39,17 +41,18 @@ def _calls(text: str) -> list[Call | Malformed]:
     if not text.startswith("{"):
         return [_called(text)]
     calls: list[Call | Malformed] = []
-    rest = text
-    while rest:
+    text, at = text.rstrip(), 0
+    while at < len(text):
         try:
-            value, after = first_value(rest)
+            value, end = first_value(text, at)
         except ValueError as error:
-            return [*calls, Malformed(rest, f"the call is not valid JSON: {error}")]
-        calls.append(call_of_value(value, rest, _KEYS))
-        after = after.strip()
-        rest = after.removeprefix(";").strip()
-        if rest and not after.startswith(";") and not after.startswith("{"):
-            return [*calls, Malformed(rest, "expected nothing behind the call")]
+            return [*calls, Malformed(text[at:], f"the call is not valid JSON: {error}")]
+        calls.append(call_of_value(value, text[at:end], _KEYS))
+        between = _BETWEEN.match(text, end)
+        at = between.end() if between else end
+        joined = between is not None and (between[1] or text.startswith("{", at))
+        if at < len(text) and not joined:
+            return [*calls, Malformed(text[at:], "expected nothing behind the call")]
     return calls
 
 

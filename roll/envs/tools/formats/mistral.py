@@ -14,7 +14,7 @@ from roll.envs.tools.formats.api import (
 )
 
 MARK = "[TOOL_CALLS]"
-_NAMED = re.compile(r"\s*([\w.:/-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"([\w.:/-]++)\s*+(?:\[CALL_ID\]\s*+\w*+\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
 
 
 class Mistral:
@@ -40,10 +40,10 @@ def _listed(part: str) -> list[Call | Malformed]:
     """Return the calls of a JSON list behind the mark (older models)."""
     text = part.strip().removesuffix("</s>")
     try:
-        found, rest = first_value(text)
+        found, end = first_value(text)
     except ValueError as error:
         return [Malformed(text, f"the calls are not valid JSON: {error}")]
-    if rest.strip():
+    if text[end:].strip():
         return [Malformed(text, "expected nothing behind the list of calls")]
     listed = found if isinstance(found, list) else [found]
     if not listed:
@@ -58,10 +58,10 @@ def _named(part: str) -> Call | Malformed:
     if named is None:
         return Malformed(text, f"expected a list of calls, or a name and an object, behind {MARK}")
     try:
-        found, rest = first_value(text[named.end() :])
+        found, end = first_value(text, named.end())
     except ValueError as error:
         reason = f"the arguments of {named[1]!r} are not valid JSON: {error}"
         return Malformed(text, reason, named[1])
-    if rest.strip():
+    if text[end:].strip():
         return Malformed(text, f"expected nothing behind the arguments of {named[1]!r}", named[1])
     return arguments_of(named[1], found, text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from roll.envs.tools.formats.api import Call, Malformed, Parsed
+from roll.envs.tools.formats.api import Call, Malformed, Parsed, leading
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]++)>(.*)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*+<parameter=([^>\s]++)>(?>(.*?)</parameter>)", re.DOTALL)
 
 
 class QwenCoder:
@@ -25,14 +25,15 @@ class QwenCoder:
 def _call(text: str) -> Call | Malformed:
     """Return the call in a `<tool_call>` mark; its values are text, to be converted by the
     schema."""
-    function = _FUNCTION.fullmatch(text)
+    function = _FUNCTION.fullmatch(text.strip())
     if function is None:
         return Malformed(text.strip(), "expected <function=NAME>...</function> in <tool_call>")
     name, inside = function.groups()
-    if _PARAMETER.sub("", inside).strip():
+    parameters, rest = leading(_PARAMETER, inside)
+    if rest:
         reason = f"expected only <parameter=KEY>VALUE</parameter> in the call of {name!r}"
         return Malformed(text.strip(), reason, name)
-    arguments = {key: _stripped(value) for key, value in _PARAMETER.findall(inside)}
+    arguments = {found[1]: _stripped(found[2]) for found in parameters}
     return Call(name, arguments, typed=False)
 
 
