@@ -169,7 +169,8 @@ def _message(value: Any) -> Message:
         and {"role", "content"} <= value.keys() <= set(_KEYS)
         and all(isinstance(each, str) for each in value.values())
     ):
-        return Message(**{_KEYS[key]: encodable(each) for key, each in value.items()})
+        texts: dict[str, Any] = {_KEYS[key]: encodable(each) for key, each in value.items()}
+        return Message(**texts)
     raise TypeError(
         "a message must be {role, content}, with `name` and `tool_call_id` if the role is `tool`, "
         f"all of them text; found {repr(value)[:60]}"
