@@ -19,6 +19,7 @@ SAME = (
     "response",
     "ground_truth",
     "reward",
+    "turn_reward",
     "failed_rewards",
     "turns",
     "logprob_mean",

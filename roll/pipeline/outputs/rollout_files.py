@@ -88,7 +88,7 @@ def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dic
         "response": sample.response_text,
         "ground_truth": sample.answer,
         "reward": scored.reward if scored.has_reward else None,
-        **({"turn_reward": scored.turn_reward} if scored.turn_reward else {}),
+        "turn_reward": scored.turn_reward,
         "rewards": scored.by_name,
         "failed_rewards": scored.failed,
         "parts": scored.parts,

@@ -86,6 +86,7 @@ def test_all_that_is_known_of_a_sample_is_in_its_row() -> None:
         "response": "t",
         "ground_truth": "answer",
         "reward": 1.5,
+        "turn_reward": 0.0,
         "baseline_reward": None,
         "rewards": [("env", 3.0)],
         "parts": [("env/steps", 2.0)],
