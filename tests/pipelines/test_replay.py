@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(made: Path, tmp_pat
     assert "step 4 and 4 more are missing; set max_steps=4" in told
     assert "in one another" in refused(made, out, f"output_dir={out}")
     assert len(sample_files(out, "train")) == 4, "the samples are still there"
-    with pytest.raises(ConfigError, match=r"validation\.sets\.held_out=null"):
+    with pytest.raises(ConfigError, match=r"validation\.sets=null"):
         load_config(made / "run.yaml", [f"rollout.replay={out}"])
 
     shutil.copytree(out, folder)
