@@ -25,6 +25,7 @@ from roll.cli.shared import (
 )
 from roll.config.errors import UserError
 from roll.config.loading.compose import LoadedConfig, load_config
+from roll.config.loading.written import run_file_text
 
 if TYPE_CHECKING:
     from roll.commands.costs.report import Costs
@@ -169,14 +170,8 @@ def try_small(
 
 def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
     """Print the resolved config, with all defaults; the output is itself a run file."""
-    import json
-
-    import yaml
-
     with reported(debug):
-        config = load_config(file, overrides or ()).config
-        text = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
-        sys.stdout.write(text)
+        sys.stdout.write(run_file_text(load_config(file, overrides or ()).config))
 
 
 def data(

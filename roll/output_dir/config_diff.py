@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from roll.config.loading.written import without_marks
 from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError
 
@@ -79,7 +80,7 @@ def settings_of(file: Path) -> Mapping[str, Any]:
         reason = " ".join(str(error).split())
     else:
         if isinstance(found, Mapping):
-            return found
+            return {key: without_marks(value) for key, value in found.items()}
         reason = f"it holds {type(found).__name__}"
     raise CheckpointError(
         f"{file} should hold the settings of the run as a mapping in plain YAML: {reason}; it is "

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import yaml
-
+from roll.config.loading.written import run_file_text
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
 from roll.core.errors import CheckpointError, StoppedEarlyError
@@ -368,8 +367,7 @@ class Pipeline(ABC, Generic[C]):
         Call this only after the restore has succeeded, so that a session that is refused leaves the
         file of an earlier session as it is.
         """
-        resolved = json.loads(self.written.model_dump_json())
-        replace_file(self.output_dir / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        replace_file(self.output_dir / "config.yaml", run_file_text(self.written))
 
     def _wall_s(self) -> float:
         """Return the time spent on this run over all sessions up to now, in seconds."""

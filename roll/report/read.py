@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from roll.config.loading.written import without_marks
 from roll.core.errors import DataError
 from roll.output_dir.summary import read_summary
 from roll.report.records import METRICS, Record, RecordReader
@@ -143,4 +144,4 @@ def _config(folder: Path, remarks: list[str]) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         remarks.append(f"config.yaml should hold a mapping and holds {type(found).__name__}")
         return {}
-    return found
+    return {key: without_marks(value) for key, value in found.items()}
