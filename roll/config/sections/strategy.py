@@ -124,7 +124,8 @@ class MegatronConfig(Config):
     moments. This needs less memory if several ranks hold the same weights; the weights are gathered
     after each update."""
     aux_loss_coef: float = Field(default=0.0, ge=0)
-    """Factor of the loss that balances the load of experts; this loss is not part of
+    """Factor of the loss that balances the load of experts (arXiv 2101.03961), of which padding has
+    no part: the mean over the micro-batches of all ranks. This loss is not part of
     `loss/total`."""
 
     @property

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mcore_adapter.local_tensors import unwrapped
+from mcore_adapter.modeling.experts import balances, padding_here
 from mcore_adapter.parallel.context import cut
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
@@ -44,6 +45,15 @@ class Micro(Generic[B]):
     tokens_BT: Tensor
     """Token ids of the rows, int64 `[B, T]`. Extra rows and columns of padding are added if ranks
     must agree on a shape."""
+
+    @property
+    def padding_BT(self) -> Tensor:
+        """True at padding, bool `[B, T]`."""
+        lengths = torch.zeros(len(self.tokens_BT), 1, dtype=torch.long)
+        if self.batch is not None:
+            lengths[: len(self.rows), 0] = self.batch.lengths
+        found_BT = torch.arange(self.tokens_BT.shape[1]) >= lengths
+        return found_BT.to(self.tokens_BT.device)
 
     @property
     def pictures(self) -> list[Pictures | None]:
@@ -163,6 +173,10 @@ def _forward(
         positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     if sharers.size() > 1:
         tokens_BT, positions = cut(tokens_BT, sharers), cut(positions, sharers)
+    if balances(bare := unwrapped(chunk)):
+        padding_BT = micro.padding_BT
+        here_BT = cut(padding_BT, sharers) if sharers.size() > 1 else padding_BT
+        further["padding_mask"] = padding_here(bare, here_BT)
     output: Tensor = chunk(tokens_BT, positions, None, **further)
     return output
 

@@ -1,11 +1,89 @@
-"""Experts of the local layer spec that are computed with grouped matrix products."""
+"""Router of layers with experts, and experts that are computed with grouped matrix products."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_utils import (
+    get_tokens_per_expert_and_token_count,
+    switch_load_balancing_loss_func,
+)
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
+
+
+class Router(TopKRouter):
+    """Megatron-Core's router, of which padding has no part in the loss that balances experts.
+
+    Megatron-Core's own gives NaN for a micro-batch of padding alone, and fails with padding where
+    experts have a bias.
+    """
+
+    def _apply_aux_loss(
+        self,
+        probs: Tensor,
+        scores_for_aux_loss: Tensor,
+        routing_map: Tensor,
+        with_padding_mask: bool = False,
+    ) -> Tensor:
+        """Return the probabilities, whose gradient now has that of the balancing loss, too."""
+        factor = self.get_aux_loss_coeff("aux_loss")
+        if factor == 0:
+            return probs
+        # `routing_map` and scores are zero at padding.
+        counts_E, own, total = get_tokens_per_expert_and_token_count(
+            routing_map=routing_map,
+            reduce_group=self.tp_cp_group,
+            topk=self.topk,
+            with_padding_mask=with_padding_mask,
+        )
+        loss = switch_load_balancing_loss_func(
+            probs=scores_for_aux_loss,
+            tokens_per_expert=counts_E,
+            total_num_tokens=total.clamp(min=1) if with_padding_mask else total,
+            topk=self.topk,
+            num_experts=self.config.num_moe_experts,
+            moe_aux_loss_coeff=factor,
+            fused=self.config.moe_router_fusion,
+        )
+        attached: Tensor = self.attach_and_log_load_balancing_loss(
+            probs, factor, loss, "load_balancing_loss", self.tp_cp_group, valid_token_count=own
+        )
+        return attached
+
+    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
+        """Count the tokens of each expert, padding left out."""
+        if padding_mask is not None:
+            routing_map = routing_map & ~padding_mask[:, None]
+        super()._apply_expert_bias(routing_map)
+
+
+def balances(chunk: GPTModel) -> bool:
+    """Return whether a chunk is trained with the loss that balances experts."""
+    factor = chunk.config.moe_aux_loss_coeff
+    return bool(chunk.config.num_moe_experts) and any(
+        factor if isinstance(factor, list) else [factor]
+    )
+
+
+def padding_here(chunk: GPTModel, padding_BT: Tensor) -> Tensor:
+    """Return the argument `padding_mask` of a chunk, from True at the padding of its input
+    `[B, T]`.
+
+    With sequence parallelism each rank has a part of the tokens. Megatron-Core divides the mask
+    itself only where it also divides the embeddings.
+    """
+    whole = not chunk.config.sequence_parallel
+    if whole or (chunk.pre_process and chunk.embedding.scatter_to_sequence_parallel):
+        return padding_BT
+    own_TB = scatter_to_sequence_parallel_region(
+        padding_BT.transpose(0, 1).contiguous(), group=chunk.pg_collection.tp
+    )
+    own_BT: Tensor = own_TB.transpose(0, 1).contiguous()
+    return own_BT
 
 
 class GroupedExperts(SequentialMLP):

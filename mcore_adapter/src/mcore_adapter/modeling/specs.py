@@ -22,7 +22,7 @@ from mcore_adapter.errors import ConfigError
 from mcore_adapter.modeling.attention import CoreAttention
 from mcore_adapter.modeling.config import ModelConfig
 from mcore_adapter.modeling.delta_net import delta_net
-from mcore_adapter.modeling.experts import GroupedExperts
+from mcore_adapter.modeling.experts import GroupedExperts, Router
 from mcore_adapter.modeling.mla import LatentAttention, SparseAttention
 from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import LatentNorm, RMSNorm, WideKeyNorm, WideNorm
@@ -148,12 +148,15 @@ def _linear_layers(config: TransformerConfig) -> list[bool]:
 
 def _te_layer(config: TransformerConfig, sparse: bool) -> ModuleSpec:
     """Return the layer spec of Transformer Engine; `sparse` is True for a layer with experts."""
-    return get_gpt_layer_with_transformer_engine_spec(
+    spec = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
         multi_latent_attention=config.multi_latent_attention,
     )
+    if sparse:
+        spec.submodules.mlp.submodules.router = Router
+    return spec
 
 
 def _local_layer(
@@ -187,8 +190,10 @@ def _local_layer(
     if traits.output_norms:
         scaled = traits.global_heads is not None
         spec.module = ScaledOutputLayer if scaled else NormedOutputLayer
-    if sparse and config.add_bias_linear:
-        layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
+    if sparse:
+        layer.mlp.submodules.router = Router
+        if config.add_bias_linear:
+            layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     return spec
 
 
