@@ -35,6 +35,7 @@ from roll.distributed.profilers import find_nsys
 from roll.envs.adapters.table import adapter_of
 from roll.envs.loading import check_env, load_env
 from roll.envs.tools.passages import read_passages
+from roll.models.kernels.rotary import kinds_in_file
 from roll.output_dir.replay_folder import open_replay
 from roll.output_dir.resume import check_optimizer, check_writable, steps_left
 from roll.output_dir.trackers import check_trackers
@@ -70,6 +71,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
         *((check, False) for check in _check_shared_rows(config)),
+        (partial(_check_long_rows, config), False),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
@@ -165,6 +167,25 @@ def _check_shared_rows(config: RunConfig) -> Iterator[Callable[[], object]]:
     for name, role in config.computing.items():
         if isinstance(role.strategy, MegatronConfig) and role.strategy.cp > 1:
             yield partial(_check_cp, name, role.strategy, role.model or config.train_model)
+
+
+def _check_long_rows(config: RunConfig) -> None:
+    """Raise ConfigError if rows of the policy may be so long that its engine computes them, or
+    shorter ones, otherwise than its trainer. A model that is not on this machine is not looked
+    at."""
+    if not isinstance(config, RlvrBase):
+        return
+    model, longest = config.train_model, config.max_sequence_tokens
+    values = _read_config(Path(model.path).expanduser() / "config.json")
+    for kind, limit in kinds_in_file({**(values or {}), **model.overrides}).items():
+        if longest > limit:
+            raise ConfigError(
+                f"model.path: {model.path} has rotary embeddings of type {kind}, which engines and "
+                f"trainers compute in different ways if rows may have more than {limit} tokens; "
+                f"here they may have {longest}, prompt and response together. Lower "
+                "data.max_prompt_tokens and sampling.max_new_tokens (for agents "
+                "data.max_episode_tokens), also those of validation"
+            )
 
 
 def _check_cp(name: str, strategy: MegatronConfig, model: ModelConfig) -> None:

@@ -136,7 +136,7 @@ def score(
         entropy, squares: as for `run`.
     """
     tower = runs_tower(model, batch, agree)
-    parts = microbatch.plan_of(batch, max_tokens, packed=model.packs)
+    parts = microbatch.plan_of(batch, max_tokens, packed=model.packs, border=model.border)
     passes = agree(len(parts))
 
     def outputs() -> Iterator[tuple[list[int], ModelOutputs]]:

@@ -45,7 +45,7 @@ def micro_losses(
     tower = forward.runs_tower(model, batch, partial(max_over_ranks, device=device))
     # Without pictures nothing else has a gradient; that of the blank one is zero.
     tower = tower or model.trains_tower_alone
-    parts = microbatch.plan_of(batch, max_tokens, packed=model.packs)
+    parts = microbatch.plan_of(batch, max_tokens, packed=model.packs, border=model.border)
     passes = max_over_ranks(len(parts), device)
     for i in range(passes):
         if i < len(parts):

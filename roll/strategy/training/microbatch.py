@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,11 +20,27 @@ MIN_PASS_COST_TOKENS = 128
 """Minimum of that cost, in tokens: even a small pass launches every kernel of the model."""
 
 
-def plan_of(batch: TokenBatch, max_tokens: int, *, packed: bool = False) -> list[list[int]]:
-    """Return `plan` for the rows of a batch and the patches of their pictures."""
+def plan_of(
+    batch: TokenBatch, max_tokens: int, *, packed: bool = False, border: int | None = None
+) -> list[list[int]]:
+    """Return `plan` for the rows of a batch and the patches of their pictures.
+
+    Args:
+        border: number of tokens up to which rows go into other micro-batches than longer ones, as
+            far as rows that must stay together allow it; None: none does.
+    """
     lengths = batch.lengths.tolist()
     patches = patches_of_rows(batch.pictures, len(batch))
-    return plan(lengths, max_tokens, unit=batch.unit, packed=packed, patches=patches)
+    planned = partial(plan, max_tokens=max_tokens, unit=batch.unit, packed=packed)
+    if border is None or max(lengths) <= border:
+        return planned(lengths, patches=patches)
+    units = [range(row, row + batch.unit) for row in range(0, len(lengths), batch.unit)]
+    found = []
+    for above in (True, False):
+        kept = [row for u in units if (max(lengths[r] for r in u) > border) is above for row in u]
+        parts = planned([lengths[r] for r in kept], patches=[patches[r] for r in kept])
+        found += [[kept[i] for i in part] for part in parts]
+    return found
 
 
 def plan(

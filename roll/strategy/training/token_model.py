@@ -17,7 +17,7 @@ from roll.core.batches import TokenBatch
 from roll.models import packing
 from roll.models.determinism import train_without
 from roll.models.kernels.compiled import compile_layers
-from roll.models.kernels.rotary import check_rows
+from roll.models.kernels.rotary import border, check_rows
 from roll.models.last_mlp import LastMlp
 from roll.models.vision.inputs import PictureInputs
 from roll.models.vision.tower import Tower
@@ -115,6 +115,12 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             return False
         of_tower = {id(parameter) for parameter in self.tower.module.parameters()}
         return all(id(p) in of_tower for p in self.parameters() if p.requires_grad)
+
+    @property
+    def border(self) -> int | None:
+        """Number of tokens up to which rows go through passes of their own, apart from longer ones;
+        None: all rows may share passes."""
+        return border(self.model.config.get_text_config())
 
     def pack_rows(self) -> None:
         """Join the rows of each micro-batch into one row without padding from now on.

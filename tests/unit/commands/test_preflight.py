@@ -345,6 +345,22 @@ def test_linear_attention_without_a_gpu_needs_bfloat16_and_states_that_are_not_s
     assert problems(RAY_ADDRESS="head:6379") == []
 
 
+def test_rows_that_engine_and_trainer_would_rotate_differently_are_refused(tmp_path: Path) -> None:
+    task, model = write_task(tmp_path / "task"), tmp_path / "model"
+    model.mkdir()
+    rope = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}
+    (model / "config.json").write_text(json.dumps(rope))
+
+    def problems(*overrides: str) -> list[str]:
+        given = [f"model.path={model}", "data.max_prompt_tokens=32", *overrides]
+        return [str(found.error) for found in inspect(load_config(task, given), {})]
+
+    assert problems("sampling.max_new_tokens=32", "validation.sampling=null") == []
+    (problem,) = problems("sampling.max_new_tokens=33", "validation.sampling=null")
+    assert "type longrope" in problem
+    assert "more than 64 tokens; here they may have 65" in problem
+
+
 @pytest.mark.parametrize("model_type", UNSERVED)
 def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(
     tmp_path: Path, model_type: str

@@ -222,10 +222,11 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         mtp=settings.mtp_loss_weight > 0,
     )
     bare = build_model(config, sizes, options)
-    if settings.batch.packing and bare[0].config.experimental_attention_variant is not None:
+    kind = bare[0].config.experimental_attention_variant
+    if settings.batch.packing and kind is not None:
         raise ConfigError(
-            f"{table.model_type} has linear attention, which runs over the bounds of packed "
-            "sequences; say batch.packing=false"
+            f"{table.model_type} has attention of kind {kind}, which runs over the bounds of "
+            "packed sequences; say batch.packing=false"
         )
     load(settings.model, bare, table, sizes)
     adapter = None
