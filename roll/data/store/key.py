@@ -7,9 +7,10 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -102,9 +103,31 @@ def _tokenizer_hash(tokenizer: Any) -> str:
         for path in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
             digest.update(f"{path.relative_to(folder)} {path.stat().st_size} ".encode())
             digest.update(path.read_bytes())
-    if "strftime_now" in str(plain.chat_template) and moment is not None:
-        digest.update(moment.isoformat().encode())
+    if moment is not None:
+        digest.update(json.dumps(times_told(plain.chat_template, moment)).encode())
     return digest.hexdigest()
+
+
+def times_told(template: Any, moment: datetime) -> list[str]:
+    """Return what a chat template learns of a moment: a text for each format that it asks for, or
+    the moment itself if a format is no plain text in the template.
+
+    Args:
+        template: text of the template, or texts by their names; None without one.
+    """
+    texts = template.values() if isinstance(template, Mapping) else [template]
+    uses = [use for text in texts for use in _USE.finditer(str(text))]
+    if any(use["format"] is None for use in uses):
+        return [moment.isoformat()]
+    return [moment.strftime(use["format"]) for use in uses]
+
+
+_USE = re.compile(
+    r"""\bstrftime_now\b (?!\s+is\s+(?:not\s+)?defined\b)
+    (?: \s* \( \s* (?P<quote>["']) (?P<format> (?:(?!(?P=quote)|\\).)* ) (?P=quote) \s* \) )?""",
+    re.VERBOSE,
+)
+"""Use of the time in a template, with its format if that is a plain text."""
 
 
 def _users_code_hash(fn: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from roll.config.sections.data import DataConfig, PreferenceDataConfig, TextDataConfig
 from roll.core.errors import CheckpointError, DataError
+from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
@@ -166,6 +168,30 @@ def test_rows_are_made_again_only_when_they_would_be_others(tmp_path: Path) -> N
     changed = load(texts(path), store)
     assert made() == 4
     assert changed.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("template", "made"),
+    [
+        ('{% if strftime_now is defined %}{{ strftime_now("%d %b %Y") }}{% endif %}', (1, 1, 2)),
+        ("{{ strftime_now( '%H' ) }}{{ strftime_now('%Y') }}", (1, 2, 3)),
+        ('{% set day = "%d" %}{{ strftime_now(day) }}', (1, 2, 3)),
+        ("{% set now = strftime_now %}{{ now('%d') }}{{ strftime_now('%d') }}", (1, 2, 3)),
+        ("", (1, 1, 1)),
+    ],
+)
+def test_rows_of_a_template_with_the_date_are_kept_as_long_as_the_date_is_the_same(
+    tmp_path: Path, template: str, made: Sequence[int]
+) -> None:
+    data = texts(write(tmp_path / "rows.jsonl", sums(3)), chat_template=False)
+    tokenizer, store = char_tokenizer(), kept_in(tmp_path / "kept")
+    tokenizer.chat_template = template
+    found = []
+    for moment in ((2026, 1, 5, 9, 0, 1), (2026, 1, 5, 23, 30, 2), (2026, 1, 6, 2)):
+        dated = DatedTokenizer(tokenizer, datetime(*moment))
+        load_texts(data.sources, data, dated, None, store)
+        found.append(len([each for each in (tmp_path / "kept").iterdir() if each.is_dir()]))
+    assert tuple(found) == tuple(made)
 
 
 def test_rows_without_a_folder_leave_nothing_behind(tmp_path: Path) -> None:
