@@ -202,6 +202,13 @@ def test_rows_without_a_folder_leave_nothing_behind(tmp_path: Path) -> None:
     assert not rows.folder.exists()
     assert list(rows) == list(kept.items)
     assert gone.fingerprint == kept.fingerprint
+    assert [row.id for row in rows.with_prefix("val/rows")][:2] == ["val/rows:0", "val/rows:1"]
+    fewer = rows.without([0, 2]).without([1]).with_prefix("x")
+    assert [row.sequences for row in fewer] == [
+        rows[i].sequences for i in (1, *range(4, len(rows)))
+    ]
+    assert fewer.find("x:3") is None or fewer.find("x:3") == fewer[1]
+    assert len(fewer.hashes) == len(fewer) == len(rows) - 3
 
 
 def test_a_run_resumes_in_the_middle_of_an_epoch_with_and_without_the_folder(
