@@ -44,8 +44,11 @@ class Conversation:
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """All pictures, in order."""
-        return pictures_in(self.messages)
+        """Pictures of the messages up to the last turn of the assistant, in order. What is behind
+        it is not read."""
+        turns = range(len(self.after), 0, -1)
+        end = next((n for n in turns if self.after[n - 1].role == "assistant"), len(self.after))
+        return pictures_in((*self.before, *self.after[:end]))
 
     def with_pictures(self, pictures: Sequence[Picture] | None, place: str) -> Conversation:
         """Return the conversation with the pictures of the row's column in their places; DataError
