@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sections.data import FileConfig
-from roll.config.user_code.import_path import load_object
 from roll.data.readers import hub_files
 from roll.data.sources import local_path, resolve_format
 from roll.data.store.making import Maker
+from roll.data.store.users_code import users_code_hash
 from roll.platform.machine import cores
 
 BLOCK_BYTES = 1 << 24
@@ -62,7 +61,7 @@ def key_of(name: str, source: FileConfig, maker: Maker[Any], files: Iterable[Pat
         content_hash(files),
         _tokenizer_hash(maker.tokenizer),
         _code_hash(),
-        [_users_code_hash(path) for path in (source.fn, maker.template) if path is not None],
+        [users_code_hash(path) for path in (source.fn, maker.template) if path is not None],
         [importlib.metadata.version(package) for package in PACKAGES],
     ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
@@ -128,21 +127,6 @@ _USE = re.compile(
     re.VERBOSE,
 )
 """Use of the time in a template, with its format if that is a plain text."""
-
-
-def _users_code_hash(fn: str) -> str:
-    """Return a hash of the file of a function and of all imported modules in its folder and below;
-    ConfigError if there is no such function."""
-    load_object(fn)
-    file = sys.modules[fn.partition(":")[0]].__file__
-    if file is None:
-        return fn
-    folder, digest = Path(file).parent, hashlib.sha256()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for each in sorted(Path(found) for found in files if found):
-        if each.is_relative_to(folder) and each.suffix == ".py":
-            digest.update(f"{each} ".encode() + each.read_bytes())
-    return digest.hexdigest()
 
 
 @functools.cache

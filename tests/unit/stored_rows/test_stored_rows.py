@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.config.sections.data import DataConfig, PreferenceDataConfig, TextDataConfig
+from roll.config.user_code.import_path import searched_first
 from roll.core.errors import CheckpointError, DataError
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts
@@ -24,6 +25,7 @@ from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
 from roll.data.store.load import RowStore
 from roll.data.store.rows import Chained, StoredRows
+from roll.data.store.users_code import users_code_hash
 from tests.full_disk import files_up_to
 from tests.tiny import char_tokenizer
 
@@ -192,6 +194,31 @@ def test_rows_of_a_template_with_the_date_are_kept_as_long_as_the_date_is_the_sa
         load_texts(data.sources, data, dated, None, store)
         found.append(len([each for each in (tmp_path / "kept").iterdir() if each.is_dir()]))
     assert tuple(found) == tuple(made)
+
+
+def test_code_that_a_function_imports_is_part_of_the_key(tmp_path: Path) -> None:
+    code = {
+        "beside/rows_fn_7.py": "from shared_7 import tools\n\ndef row(columns):\n"
+        "    import json, torch\n    from late_7.deep import inner\n    return columns\n",
+        "lib/shared_7/__init__.py": "",
+        "lib/shared_7/tools.py": "from . import more\n",
+        "lib/shared_7/more.py": "import nowhere_7\n",
+        "lib/late_7/__init__.py": "",
+        "lib/late_7/deep.py": "inner = 1\n",
+        "lib/other_7.py": "",
+    }
+    for name, text in code.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "lib/nowhere_7.py").write_text("")
+    with searched_first(tmp_path / "lib"), searched_first(tmp_path / "beside"):
+        before = users_code_hash("rows_fn_7:row")
+        assert users_code_hash("rows_fn_7:row") == before
+        for name in code:
+            (tmp_path / name).write_text(f"{code[name]}# changed\n")
+            assert (users_code_hash("rows_fn_7:row") == before) == ("other" in name), name
+            (tmp_path / name).write_text(code[name])
+        assert users_code_hash("rows_fn_7:row") == before
 
 
 def test_rows_without_a_folder_leave_nothing_behind(tmp_path: Path) -> None:
