@@ -79,7 +79,10 @@ class TokenSequence:
             return at
 
         trained = tuple((moved(start), moved(stop)) for start, stop in self.trained)
-        return TokenSequence(tuple(tokens), trained, found)
+        # Placeholders are most of the tokens: an object for each would take four times the room.
+        known: dict[int, int] = {}
+        shared = tuple(known.setdefault(token, token) for token in tokens)
+        return TokenSequence(shared, trained, found)
 
     def without_start(self, count: int) -> TokenSequence:
         """Return the sequence without its first `count` tokens, none of which may be trained. One
