@@ -10,7 +10,7 @@ from roll.config.sections.environment import TaskSource
 from roll.core.types import Prompt
 from roll.data.columns import PromptRow, map_task
 from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, identity, named_sources
-from roll.data.preparation.parts import lies_in
+from roll.data.preparation.parts import lies_in, no_rows
 from roll.data.sources import read_source
 
 
@@ -22,7 +22,8 @@ def load_tasks(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> Data
         sources: training sources, or validation sets by name; ids of tasks then begin with it.
 
     Raises:
-        DataError: a file cannot be read, or a row has a column `seed` that is no seed.
+        DataError: a file cannot be read, none of its rows lies in the source's part, or a row has
+            a column `seed` that is no seed.
     """
     loaded = tuple(source_tasks(name, each) for name, each in _named(sources).items())
     reports = tuple(
@@ -32,19 +33,22 @@ def load_tasks(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> Data
 
 
 def source_tasks(name: str, source: TaskSource) -> Source[Prompt]:
-    """Return the tasks of one source: its seeds, or the rows of its file. DataError if the file
-    cannot be read, or a row has a column `seed` that is no seed."""
+    """Return the tasks of one source: its seeds, or the rows of its file; DataError as in
+    `load_tasks`."""
     if source.seeds is not None:
         seeds = range(source.first_seed, source.first_seed + source.seeds)
         items = tuple(
             Prompt(f"{name}:{seed}", (), "", "", source.tag, {"seed": seed}) for seed in seeds
         )
     else:
+        rows = read_source(source, map_task)
         items = tuple(
             Prompt(f"{name}:{number}", (), _question(row), row.answer, row.tag, row.extra)
-            for number, row in enumerate(read_source(source, map_task))
+            for number, row in enumerate(rows)
             if source.part is None or lies_in(source.part, row.asked)
         )
+        if not items:
+            raise no_rows(str(source.path), source.part, len(rows))
     return Source(name, source.weight, items)
 
 

@@ -99,9 +99,26 @@ def load_image_processor(
             f"model {model.path!r} has the image processor {type(processor).__name__}; known is "
             "that of the Qwen-VL families (Qwen2VLImageProcessor)"
         )
-    low, high = limits.min_pixels, limits.max_pixels
-    processor.size = type(processor.size)(
-        shortest_edge=processor.size["shortest_edge"] if low is None else low,
-        longest_edge=processor.size["longest_edge"] if high is None else high,
-    )
+    low, high = _range(processor.size["shortest_edge"], processor.size["longest_edge"], limits)
+    processor.size = type(processor.size)(shortest_edge=low, longest_edge=high)
     return ImageProcessor(int(token), processor)
+
+
+def _range(low: int, high: int, limits: PicturesConfig) -> tuple[int, int]:
+    """Return smallest and largest area of a picture, in pixels.
+
+    A limit that the user set wins over the processor's own other one. Then nothing is enlarged, for
+    pictures that are enlarged are rounded up to whole tokens, so above the largest area.
+
+    Args:
+        low: smallest area of the image processor.
+        high: its largest area.
+        limits: those of the user, which replace these.
+    """
+    if limits.max_pixels is not None:
+        high = limits.max_pixels
+        low = low if low <= high else 1
+    if limits.min_pixels is not None:
+        low = limits.min_pixels
+        high = max(low, high)
+    return low, high

@@ -34,7 +34,7 @@ from roll.pipeline.base import Pipeline
 from roll.pipeline.updates import balanced
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.pictures.examples import ExamplePictures
-from roll.runtime.run_data import RunData, placeholders
+from roll.runtime.run_data import RunData, apart, placeholders
 from roll.strategy.training.heads import Head
 from roll.workers.learner import LearnerWorker
 
@@ -67,6 +67,7 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
         assert isinstance(config, PreferenceConfig)
         train = load_preferences(config.data.sources, config.data, dated, seen, store)
         held_out = load_preferences(config.validation.sets, config.data, dated, seen, store)
+    held_out = apart(held_out, train)
     train = without_overlap(train, held_out, config.data.overlap, content_of, identity)
     return RunData(tokenizer, train, held_out, moment)
 
@@ -197,7 +198,8 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         """Return the metrics of the loss over all `examples`, without training."""
         parts = []
         for some in _chunks(examples, self.config.data.rows_per_step):
-            made = [example for example in self.pictures.made(some) if example is not None]
+            found = self.pictures.made(some, counted=False)
+            made = [example for example in found if example is not None]
             if not made:
                 continue
             batch = filled(self.make_batch(made), self.learner.dp_size)

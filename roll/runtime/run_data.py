@@ -20,6 +20,7 @@ from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, Item, Source, content_of, identity, load_prompts
+from roll.data.examples import Example
 from roll.data.pictures.placeholders import Placeholders
 from roll.data.preparation.overlap import without_overlap
 from roll.data.store.load import RowStore
@@ -32,6 +33,7 @@ from roll.output_dir.replay_folder import ReplayFolder
 from roll.output_dir.resume import rendering_moment
 
 Row = TypeVar("Row", bound=Item)
+Named = TypeVar("Named", Prompt, Example)
 
 
 class Taker(Protocol):
@@ -126,16 +128,16 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
     return RunData(tokenizer, train, held_out, moment)
 
 
-def apart(held_out: Dataset[Prompt], train: Dataset[Prompt]) -> Dataset[Prompt]:
+def apart(held_out: Dataset[Named], train: Dataset[Named]) -> Dataset[Named]:
     """Return the validation sets; ids of a set with the name of a training source begin with
-    `val/`.
+    `val/`, so no two rows of a run share one.
 
     Groups, requests, episodes and seeds have their names from these ids, and validation may run
     while groups of training do. Other sets keep their ids, and so the seeds of earlier versions.
     """
     trained = {source.name for source in train.sources}
 
-    def renamed(source: Source[Prompt]) -> Source[Prompt]:
+    def renamed(source: Source[Named]) -> Source[Named]:
         if source.name not in trained:
             return source
         if isinstance(source.items, StoredRows):

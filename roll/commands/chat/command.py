@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from roll.commands.eval.models import Examinee, find_models, make_folder
 from roll.config import load_config as load_run_file
 from roll.config.evaluation import ChatConfig, EvalConfig
 from roll.config.loading.question_sets import load_chat
+from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.data import OwnTemplateConfig, RenderConfig
 from roll.core.errors import ConfigError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import SamplingParams
@@ -128,20 +131,35 @@ def config_of(wish: Wish, model: Examinee, run: RunConfig | None) -> ChatConfig:
     engine: dict[str, Any] = {"kind": wish.engine or ("vllm" if count_gpus() else "hf")}
     if run is not None:
         settings["model"]["dtype"] = run.train_model.dtype
+    if isinstance(run, RlvrBase | OfflineConfig):
+        settings["data"] = _template_of(run.data, wish.overrides)
     if isinstance(run, RlvrBase):
-        role, data = run.actor_infer, run.data
+        role = run.actor_infer
         if wish.engine is None and count_gpus():
             engine = role.strategy.model_dump(mode="json")
         settings["model"]["dtype"] = role.dtype or run.train_model.dtype
         settings["sampling"] = run.sampling.model_dump(mode="json")
-        settings["data"] = {
-            "chat_template": data.chat_template,
-            "chat_template_kwargs": data.chat_template_kwargs,
-        }
     devices = engine.get("tp", 1) * engine.get("pp", 1)
     settings["pools"] = {"all": f"0-{devices - 1}" if devices > 1 else "0"}
     settings["actor_infer"] = {"pool": "all", "strategy": engine}
     return load_chat(settings, wish.overrides)
+
+
+def _template_of(data: RenderConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return how the run makes a text of messages; ConfigError if a class of the user's does it,
+    and no override names something else."""
+    found: dict[str, Any] = {"chat_template_kwargs": data.chat_template_kwargs}
+    own: object = data.chat_template
+    if isinstance(own, bool):
+        return found | {"chat_template": own}
+    assert isinstance(own, OwnTemplateConfig)
+    if not any(re.match(r"data\.chat_template[.=]", text) for text in overrides):
+        raise ConfigError(
+            f"the run renders messages with {own.kind!r} (data.chat_template), and `roll chat` "
+            "imports no code of a run; set data.chat_template=true to talk by the template of "
+            "the tokenizer"
+        )
+    return found
 
 
 def _positions(config: EvalConfig) -> int | None:

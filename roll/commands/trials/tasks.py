@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.commands.trials.result import Trial
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import UserError
-from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import ConfigError
+from roll.config.sections.environment import EnvironmentConfig, TaskSource
+from roll.core.errors import ConfigError, DataError, RowError
 from roll.core.types import Prompt
 from roll.data.sources import resolve_format
 from roll.data.tasks import options_of, seed_of, source_tasks
@@ -55,7 +55,7 @@ def try_tasks(config: AgenticBase, folder: Path) -> Trial:
             if source.seeds is None and resolve_format(source) == "hub":
                 trial.untried.append(f"{key} (on the hub)")
                 continue
-            tasks = source_tasks(key, few).items
+            tasks = _tasks(key, source, few)
         except UserError as error:
             trial.wrong.append(error)
             continue
@@ -67,7 +67,7 @@ def try_tasks(config: AgenticBase, folder: Path) -> Trial:
             )
         for task in tasks:
             trial.rows.setdefault(task.tag, task)
-        if few is source or len(tasks) < LOOKED_AT:
+        if few is source or (source.part is None and len(tasks) < LOOKED_AT):
             trial.counted[key] = len(tasks)
         of = "seeds" if source.seeds is not None else source.path
         trial.told.append(f"{key}: {len(tasks)} tasks of {of}")
@@ -85,6 +85,17 @@ def try_tasks(config: AgenticBase, folder: Path) -> Trial:
             of = packages_told(environment)
             trial.told.append(f"environments.{name}: {of}begins task {row.id} with {said!r:.60}")
     return trial
+
+
+def _tasks(key: str, source: TaskSource, few: TaskSource) -> Sequence[Prompt]:
+    """Return the first tasks of a source, as `few` limits them; all of them if none of these lies
+    in its part. Errors are those of `source_tasks`."""
+    try:
+        return source_tasks(key, few).items
+    except DataError as error:
+        if source.part is None or isinstance(error, RowError):
+            raise
+        return source_tasks(key, source).items
 
 
 def packages_told(environment: EnvironmentConfig) -> str:

@@ -238,10 +238,11 @@ class PicturesConfig(Config):
 
     min_pixels: int | None = Field(default=None, ge=1)
     """Smallest area of a picture, in pixels; smaller ones are enlarged. null: that of the model's
-    image processor."""
+    image processor, or none if it lies above `max_pixels`."""
     max_pixels: int | None = Field(default=None, ge=1)
     """Largest area of a picture, in pixels; larger ones are reduced. The number of tokens is in
-    proportion to it. null: that of the model's image processor."""
+    proportion to it. null: that of the model's image processor, or `min_pixels` if this is
+    larger."""
     workers: int = Field(default=2, ge=1)
     """Number of processes that make patches, on the machine of the driver."""
     timeout_s: float = Field(default=60.0, gt=0)

@@ -44,8 +44,11 @@ class Conversation:
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """All pictures, in order."""
-        return pictures_in(self.messages)
+        """Pictures of the messages up to the last turn of the assistant, in order. What is behind
+        it is not read."""
+        turns = range(len(self.after), 0, -1)
+        end = next((n for n in turns if self.after[n - 1].role == "assistant"), len(self.after))
+        return pictures_in((*self.before, *self.after[:end]))
 
     def with_pictures(self, pictures: Sequence[Picture] | None, place: str) -> Conversation:
         """Return the conversation with the pictures of the row's column in their places; DataError
@@ -87,10 +90,9 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
         messages = messages_of(values[columns.messages], where, folder_of(source))
         conversation = Conversation((), messages)
     else:
-        conversation = Conversation(
-            _messages_of_column(row, columns.prompt, source, role="user"),
-            _messages_of_column(row, columns.completion, source, role="assistant"),
-        )
+        before = _messages_of_column(row, columns.prompt, source, role="user")
+        response = _messages_of_column(row, columns.completion, source, role="assistant")
+        conversation = _joined(before, response, f"{row.place}: column {columns.completion!r}")
     pictures = pictures_of_column(row, columns.images, source)
     conversation = conversation.with_pictures(pictures, row.place)
     return DialogueRow(row.place, (conversation,), tag=_tag(values, source, row.place))
@@ -135,15 +137,21 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
             raise RowError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
-        single = Conversation(before, response).with_pictures(pictures, row.place)
+        joined = _joined(before, response, f"{row.place}: column {columns.completion!r}")
+        single = joined.with_pictures(pictures, row.place)
         return DialogueRow(row.place, (single,), label=bool(label))
     chosen = _messages_of_column(row, columns.chosen, source, role="assistant")
     rejected = _messages_of_column(row, columns.rejected, source, role="assistant")
     if columns.prompt is None:
         shared = _shared_turns(chosen, rejected)
         before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        pair = (Conversation(before, chosen), Conversation(before, rejected))
+    else:
+        pair = (
+            _joined(before, chosen, f"{row.place}: column {columns.chosen!r}"),
+            _joined(before, rejected, f"{row.place}: column {columns.rejected!r}"),
+        )
     margin = None if columns.margin is None else _margin(values, columns.margin, row.place)
-    pair = (Conversation(before, chosen), Conversation(before, rejected))
     filled = tuple(each.with_pictures(pictures, row.place) for each in pair)
     return DialogueRow(row.place, filled, margin=margin)
 
@@ -172,6 +180,62 @@ def _messages_of_column(
             f"{place}: column {name!r} must be text or a list of messages, found {show(value)}"
         )
     return messages_of(value, f"{place}: column {name!r}", folder_of(source))
+
+
+def _joined(before: tuple[Message, ...], response: tuple[Message, ...], where: str) -> Conversation:
+    """Return a prompt and its response as a conversation. A response that begins with the prompt,
+    or with the last messages of it, loses them: many data sets give both.
+
+    Args:
+        where: file, row and column of the response, with which the error message begins.
+
+    Raises:
+        RowError: the response begins with another system message than the prompt, or with another
+            message of the user than the one with which the prompt ends.
+    """
+    (own_system, asked), (system, said) = _apart(before), _apart(response)
+    if own_system and system and not _alike(own_system, system):
+        raise RowError(f"{where} begins with another system message than the prompt; {_ADVICE}")
+    count = _repeated(asked, said)
+    if not count:
+        users = [messages[at].role for messages, at in ((asked, -1), (said, 0)) if messages]
+        if users == ["user", "user"] and any(turn.role == "assistant" for turn in said):
+            raise RowError(
+                f"{where} begins with a message of the user, but so does the prompt end, with "
+                f"another one; {_ADVICE}"
+            )
+        return Conversation(before, said if own_system else response)
+    # Pictures may be in one of the two only.
+    pairs = zip(asked[-count:], said, strict=False)
+    repeated = (first if first.parts else second for first, second in pairs)
+    return Conversation((*(own_system or system), *asked[:-count], *repeated), said[count:])
+
+
+_ADVICE = (
+    "if responses are whole conversations, set `columns.prompt: null`; if not, let them begin with "
+    "the turn of the assistant"
+)
+
+
+def _apart(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return the system messages at the start, and the messages behind them."""
+    start = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
+    return messages[:start], messages[start:]
+
+
+def _repeated(asked: tuple[Message, ...], said: tuple[Message, ...]) -> int:
+    """Count the last messages of a prompt with which its response begins. A response that begins
+    with the assistant goes on with the prompt: none."""
+    if not said or said[0].role == "assistant":
+        return 0
+    longest = min(len(asked), len(said))
+    return next((n for n in range(longest, 0, -1) if _alike(asked[-n:], said[:n])), 0)
+
+
+def _alike(some: tuple[Message, ...], others: tuple[Message, ...]) -> bool:
+    """Return whether the same speakers say the same, but for pictures and white space around it."""
+    told = [[(each.role, each.content.strip()) for each in turns] for turns in (some, others)]
+    return told[0] == told[1]
 
 
 def _is_conversation(text: str) -> bool:

@@ -125,8 +125,9 @@ def render_prompt(
         system: system message of the source, put before the conversation; None if there is none.
 
     Raises:
-        RowError: the template fails on the row, or both the row and its source have a system
-            message; or `chat_template` is False, but the row has messages.
+        RowError: the template fails on the row, the text has half of a surrogate pair, or both the
+            row and its source have a system message; or `chat_template` is False, but the row has
+            messages.
         DataError: the tokenizer has no chat template; or `chat_template` is False, but the source
             has a system message.
     """
@@ -135,14 +136,29 @@ def render_prompt(
             raise DataError(
                 "`system` needs a chat template; remove it or set `data.chat_template: true`"
             )
-        return _plain(row)
+        return sound_text(_plain(row), row.place)
     if data.chat_template is True and not tokenizer.chat_template:
         raise DataError(
             "the tokenizer has no chat template; set `data.chat_template: false` to take the "
             "prompt text as it is, or use an instruction-tuned model"
         )
     messages = with_system(row.asked, system, row.place)
-    return apply_template(messages, tokenizer, data, row.place, asks=True)
+    text = apply_template(messages, tokenizer, data, row.place, asks=True)
+    return sound_text(text, row.place)
+
+
+def sound_text(text: str, place: str) -> str:
+    """Return a text that is to be tokenized; RowError if it has half of a surrogate pair, which
+    JSON can hold but no tokenizer takes. `place` is file and row, for the message."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise RowError(
+            f"{place}: the text has half of a surrogate pair ({text[at]!a} behind "
+            f"{text[max(at - 20, 0) : at]!r}), which is no character; correct or remove it"
+        ) from None
+    return text
 
 
 def tokenize_prompts(

@@ -7,7 +7,7 @@ No token crosses the border between prompt and turn, as in generation.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from roll.data.chat.beginnings import Beginning, with_beginnings
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import common_start, end_mark
 from roll.data.chat.inner_tokens import ids_of, inner_tokens
-from roll.data.chat.templates import PromptTokenizer, apply_template, with_system
+from roll.data.chat.templates import PromptTokenizer, apply_template, sound_text, with_system
 from roll.data.pictures.picture import Picture
 from roll.data.pictures.placeholders import Placeholders
 
@@ -79,7 +79,10 @@ class TokenSequence:
             return at
 
         trained = tuple((moved(start), moved(stop)) for start, stop in self.trained)
-        return TokenSequence(tuple(tokens), trained, found)
+        # Placeholders are most of the tokens: an object for each would take four times the room.
+        known: dict[int, int] = {}
+        shared = tuple(known.setdefault(token, token) for token in tokens)
+        return TokenSequence(shared, trained, found)
 
     def without_start(self, count: int) -> TokenSequence:
         """Return the sequence without its first `count` tokens, none of which may be trained. One
@@ -119,7 +122,8 @@ def pieces(
     Raises:
         NothingToLearnError: an answer is missing, empty or dropped by the template.
         DataError: the template fails on the conversation, or does not render each turn as the
-            unchanged continuation of its prompt; or the conversation needs a chat template.
+            unchanged continuation of its prompt; the conversation needs a chat template; or a text
+            has half of a surrogate pair.
     """
     turns = [i for i, turn in enumerate(conversation.after) if turn.role == "assistant"]
     if not turns:
@@ -129,7 +133,7 @@ def pieces(
         raise NothingToLearnError("an empty answer")
     _check_pictures(conversation, turns, template, place)
     if not template.chat_template:
-        return _plain(conversation, system, place)
+        return _sound(_plain(conversation, system, place), place)
     messages = with_system((*conversation.before, *conversation.after), system, place)
     mark = end_mark(tokenizer, template) if mark is None else mark
     num_before = len(messages) - len(conversation.after)
@@ -137,7 +141,15 @@ def pieces(
     trained = [num_before + i for i in turns if num_before + i]
     if not trained:
         raise NothingToLearnError("an answer that nothing asks for")
-    return list(_rendered(messages, trained, tokenizer, template, place, mark.strip()))
+    return _sound(_rendered(messages, trained, tokenizer, template, place, mark.strip()), place)
+
+
+def _sound(found: Iterable[Piece], place: str) -> list[Piece]:
+    """Return pieces whose texts a tokenizer takes; RowError as in `sound_text`."""
+    made = list(found)
+    for piece in made:
+        sound_text(piece.text, place)
+    return made
 
 
 def tokenized(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -85,7 +84,7 @@ def _of_text(text: str, name: str, folder: Path) -> Picture:
     elif len(text) >= SHORTEST_BASE64 and "." not in text:
         try:
             return _spooled(base64.b64decode(re.sub(r"\s", "", text), validate=True), name)
-        except binascii.Error:
+        except ValueError:  # also for other letters than those of ASCII
             pass  # a long path
     return _of_file(text, name, folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from roll.core.errors import DataError
 from roll.core.types import Message
 
 
@@ -32,6 +33,18 @@ def counts_in(part: tuple[float, float], place: str) -> bool:
         place: file and line of the row.
     """
     return _hashes_into(part, place)
+
+
+def no_rows(path: str, part: tuple[float, float] | None, rows: int) -> DataError:
+    """Return the error for a source, or a part of it, without rows.
+
+    Args:
+        path: file of the source.
+        rows: number of rows of the whole source.
+    """
+    if part is None or not rows:
+        return DataError(f"{path}: no rows; a source needs at least one")
+    return DataError(f"{path}: none of {rows} rows lies in part {list(part)}; widen it")
 
 
 def _hashes_into(part: tuple[float, float], text: str) -> bool:

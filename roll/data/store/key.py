@@ -7,19 +7,19 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import sys
+import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from roll.config.sections.data import FileConfig
-from roll.config.user_code.import_path import load_object
 from roll.data.readers import hub_files
 from roll.data.sources import local_path, resolve_format
 from roll.data.store.making import Maker
+from roll.data.store.users_code import users_code_hash
 from roll.platform.machine import cores
 
 BLOCK_BYTES = 1 << 24
@@ -61,7 +61,7 @@ def key_of(name: str, source: FileConfig, maker: Maker[Any], files: Iterable[Pat
         content_hash(files),
         _tokenizer_hash(maker.tokenizer),
         _code_hash(),
-        [_users_code_hash(path) for path in (source.fn, maker.template) if path is not None],
+        [users_code_hash(path) for path in (source.fn, maker.template) if path is not None],
         [importlib.metadata.version(package) for package in PACKAGES],
     ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
@@ -102,24 +102,31 @@ def _tokenizer_hash(tokenizer: Any) -> str:
         for path in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
             digest.update(f"{path.relative_to(folder)} {path.stat().st_size} ".encode())
             digest.update(path.read_bytes())
-    if "strftime_now" in str(plain.chat_template) and moment is not None:
-        digest.update(moment.isoformat().encode())
+    if moment is not None:
+        digest.update(json.dumps(times_told(plain.chat_template, moment)).encode())
     return digest.hexdigest()
 
 
-def _users_code_hash(fn: str) -> str:
-    """Return a hash of the file of a function and of all imported modules in its folder and below;
-    ConfigError if there is no such function."""
-    load_object(fn)
-    file = sys.modules[fn.partition(":")[0]].__file__
-    if file is None:
-        return fn
-    folder, digest = Path(file).parent, hashlib.sha256()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for each in sorted(Path(found) for found in files if found):
-        if each.is_relative_to(folder) and each.suffix == ".py":
-            digest.update(f"{each} ".encode() + each.read_bytes())
-    return digest.hexdigest()
+def times_told(template: Any, moment: datetime) -> list[str]:
+    """Return what a chat template learns of a moment: a text for each format that it asks for, or
+    the moment itself if a format is no plain text in the template.
+
+    Args:
+        template: text of the template, or texts by their names; None without one.
+    """
+    texts = template.values() if isinstance(template, Mapping) else [template]
+    uses = [use for text in texts for use in _USE.finditer(str(text))]
+    if any(use["format"] is None for use in uses):
+        return [moment.isoformat()]
+    return [moment.strftime(use["format"]) for use in uses]
+
+
+_USE = re.compile(
+    r"""\bstrftime_now\b (?!\s+is\s+(?:not\s+)?defined\b)
+    (?: \s* \( \s* (?P<quote>["']) (?P<format> (?:(?!(?P=quote)|\\).)* ) (?P=quote) \s* \) )?""",
+    re.VERBOSE,
+)
+"""Use of the time in a template, with its format if that is a plain text."""
 
 
 @functools.cache

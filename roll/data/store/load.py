@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from roll.config.sections.data import FileConfig
 from roll.core.errors import DataError
 from roll.data.chat.unknown_text import UnknownText
+from roll.data.preparation.parts import no_rows
 from roll.data.sources import raw_rows
 from roll.data.store.chunks import chunks_of
 from roll.data.store.folder import made_in_full, sole_maker
@@ -92,7 +93,7 @@ def load_rows(
     made = maker.make(raw_rows(source))
     made.tally.refuse_mistakes(source)
     if not made.tally.read:
-        raise _no_rows(source)
+        raise no_rows(source.path, source.part, made.tally.rows + made.tally.skipped)
     return Loaded(tuple(made.rows), made.tally, None)
 
 
@@ -171,7 +172,7 @@ def _write(name: str, source: FileConfig, maker: Maker[Any], processes: int, fol
                 log.info("source %s: %d rows tokenized", name, tally.rows)
     tally.refuse_mistakes(source)
     if not tally.read:
-        raise _no_rows(source)
+        raise no_rows(source.path, source.part, tally.rows + tally.skipped)
     digest.update(numbers.tobytes())
     np.save(folder / NUMBERS, np.frombuffer(numbers, np.int64))
     np.save(folder / LENGTHS, np.frombuffer(tally.lengths, np.uint32))
@@ -183,8 +184,3 @@ def _write(name: str, source: FileConfig, maker: Maker[Any], processes: int, fol
         "tally": tally.to_json(),
     }
     (folder / REPORT).write_text(json.dumps(report))
-
-
-def _no_rows(source: FileConfig) -> DataError:
-    """Return the error for a source without rows."""
-    return DataError(f"{source.path}: no rows; a source needs at least one")

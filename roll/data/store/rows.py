@@ -97,7 +97,13 @@ class StoredRows(Sequence[Row], Generic[Row]):
     def hashes(self) -> NDArray[np.uint8]:
         """Hash of the tokens of each row, `[rows, 16]`: equal for rows that a model cannot tell
         apart."""
-        return self._kept(self._array(HASHES))
+        return self._kept(self._all_hashes)
+
+    @cached_property
+    def _all_hashes(self) -> NDArray[np.uint8]:
+        """The same with those of rows that are left out."""
+        hashes: NDArray[np.uint8] = self._array(HASHES)
+        return hashes
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -147,12 +153,17 @@ class StoredRows(Sequence[Row], Generic[Row]):
 
     def with_prefix(self, prefix: str) -> StoredRows[Row]:
         """Return the same rows, whose ids begin with `prefix`."""
-        return replace(self, prefix=prefix)
+        return self._opened(replace(self, prefix=prefix))
 
     def without(self, places: Iterable[int]) -> StoredRows[Row]:
         """Return these rows without those at some places."""
         gone = self.gone.union(int(self._places[place]) for place in places)
-        return replace(self, gone=gone)
+        return self._opened(replace(self, gone=gone))
+
+    def _opened(self, copy: StoredRows[Row]) -> StoredRows[Row]:
+        """Return a copy with the files that are open here: their folder may be gone."""
+        vars(copy).update({name: vars(self)[name] for name in _OF_FILES if name in vars(self)})
+        return copy
 
     def find(self, row_id: str) -> Row | None:
         """Return the row with this id; None if there is none."""
@@ -204,6 +215,13 @@ class StoredRows(Sequence[Row], Generic[Row]):
 
         # `np.load` could unpickle; this cannot.
         return np.lib.format.open_memmap(self.folder / name, mode="r")  # type: ignore[no-untyped-call]
+
+
+_OF_FILES = (
+    *("_report", "_mapped", "_reader", "_batches", "_reads"),
+    *("_all_numbers", "_all_hashes", "tally"),
+)
+"""Properties of `StoredRows` that are the same whatever rows are left out."""
 
 
 def _lists(column: Any, row: int) -> Iterator[Any]:

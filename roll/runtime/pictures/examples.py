@@ -20,9 +20,6 @@ from roll.distributed.cluster import Launcher
 from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from roll.runtime.run_data import RunData
 
-Key = tuple[str, tuple[Address | None, ...]]
-"""Id and pictures of an example: rows of a source and of a validation set may share an id."""
-
 
 @dataclass
 class ExamplePictures:
@@ -31,8 +28,8 @@ class ExamplePictures:
     maker: PictureMaker | None
     """Maker of the patches; None if no row has pictures."""
     loop: LoopThread
-    _begun: dict[Key, Future[Example]] = field(default_factory=dict, init=False)
-    """Key of an example -> the example with its patches, which are being made."""
+    _begun: dict[str, Future[Example]] = field(default_factory=dict, init=False)
+    """Id of an example -> the example with its patches, which are being made."""
 
     @classmethod
     def start(
@@ -56,18 +53,21 @@ class ExamplePictures:
         for others is given up."""
         if self.maker is None:
             return
-        self._begun = self._making(examples)
+        self._begun = self._making(examples, counted=True)
 
-    def made(self, examples: Sequence[Example]) -> list[Example | None]:
+    def made(self, examples: Sequence[Example], *, counted: bool = True) -> list[Example | None]:
         """Return the examples with the addresses of their patches, in order; None in place of one
         with a broken picture, which is named in the log.
+
+        Args:
+            counted: whether they count in the metrics; those that were begun before always do.
 
         Raises:
             RollError: a worker that died could not be replaced.
         """
         if self.maker is None:
             return list(examples)
-        making = self._making(examples)
+        making = self._making(examples, counted=counted)
 
         async def all_of_them() -> list[Example | BaseException]:
             futures = map(asyncio.wrap_future, making.values())
@@ -77,20 +77,19 @@ class ExamplePictures:
         for one in found.values():
             if isinstance(one, BaseException) and not isinstance(one, PictureError):
                 raise one
-        made = (found[_key(example)] for example in examples)
+        made = (found[example.id] for example in examples)
         return [one if isinstance(one, Example) else None for one in made]
 
-    def _making(self, examples: Sequence[Example]) -> dict[Key, Future[Example]]:
-        """Return key -> example with its patches, which are being made; those that were begun are
+    def _making(self, examples: Sequence[Example], *, counted: bool) -> dict[str, Future[Example]]:
+        """Return id -> example with its patches, which are being made; those that were begun are
         taken over."""
         assert self.maker is not None
-        making: dict[Key, Future[Example]] = {}
+        making: dict[str, Future[Example]] = {}
         for example in examples:
-            key = _key(example)
-            if key in self._begun:
-                making[key] = self._begun.pop(key)
-            elif key not in making:
-                making[key] = self.loop.submit(_made(self.maker, example))
+            if example.id in self._begun:
+                making[example.id] = self._begun.pop(example.id)
+            elif example.id not in making:
+                making[example.id] = self.loop.submit(_made(self.maker, example, counted=counted))
         return making
 
     def take_metrics(self) -> Metrics:
@@ -98,21 +97,17 @@ class ExamplePictures:
         return Metrics() if self.maker is None else self.maker.take_metrics()
 
 
-def _key(example: Example) -> Key:
-    pictures = (sequence.pictures for sequence in example.sequences)
-    return example.id, tuple(None if own is None else own.patches for own in pictures)
-
-
-async def _made(maker: PictureMaker, example: Example) -> Example:
+async def _made(maker: PictureMaker, example: Example, *, counted: bool) -> Example:
     """Return an example with the addresses of its patches. Both sequences of a pair share those of
-    the same pictures; errors are those of `PictureMaker.made`."""
+    the same pictures; it counts in the metrics if it is `counted`. Errors are those of
+    `PictureMaker.made`."""
     known: dict[Address, Pictures] = {}
     sequences = list[TokenSequence]()
     for sequence in example.sequences:
         found = sequence.pictures
         if found is not None:
             if found.patches not in known:
-                known[found.patches] = await maker.made(example.id, found)
+                known[found.patches] = await maker.made(example.id, found, counted=counted)
             found = replace(found, patches=known[found.patches].patches)
         sequences.append(replace(sequence, pictures=found))
     return replace(example, sequences=tuple(sequences))

@@ -202,6 +202,72 @@ def test_pairs_may_be_texts_messages_or_whole_conversations(
     assert "1 with equal answers" in caplog.text
 
 
+SYSTEM = Message(role="system", content="add")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"),
+    [
+        ("1+1=", said("1+1=")),
+        ("1+1= ", said("1+1=")),
+        ("1+1=", (SYSTEM, *said("1+1="))),
+        ((SYSTEM, *said("1+1=")), said("1+1=")),
+        ((SYSTEM, *said("1+1=")), (SYSTEM, *said("1+1="))),
+        ((SYSTEM, *said("1+1=")), (SYSTEM,)),
+        (said("3", "4", "1+1="), said("3", "4", "1+1=")),
+        (said("3", "4", "1+1="), said("1+1=")),
+    ],
+)
+def test_a_prompt_that_responses_repeat_is_there_once(
+    tmp_path: Path, prompt: Any, start: tuple[Message, ...]
+) -> None:
+    turns = said(prompt) if isinstance(prompt, str) else prompt
+    asked = [vars_of(turn) for turn in turns]
+    if start[0] == SYSTEM != turns[0]:
+        asked = [vars_of(SYSTEM), *asked]
+    answers = {
+        name: [*map(vars_of, start), {"role": "assistant", "content": text}]
+        for name, text in (("chosen", "2"), ("rejected", "3"))
+    }
+    told = prompt if isinstance(prompt, str) else asked
+    pairs = write(tmp_path / "p.jsonl", [{"prompt": told, **answers}])
+    single = write(
+        tmp_path / "s.jsonl", [{"prompt": told, "completion": answers["chosen"], "ok": True}]
+    )
+    judged = {"chosen": None, "rejected": None, "completion": "completion", "label": "ok"}
+    found = [*preferences(pairs), *preferences(single, **judged), *texts(single)]
+    tokenizer = chat(CHATML)
+    for sequence, answer in zip(
+        [each for example in found for each in example.sequences], "2322", strict=True
+    ):
+        whole = "".join(f"<user>{m['role']}\n{m['content'].strip()}<eos>\n" for m in asked)
+        read = tokenizer.decode(list(sequence.tokens)).replace("= <eos>", "=<eos>")
+        assert read == tokenizer.decode(
+            tokenizer(f"{whole}<user>assistant\n{answer}<eos>")["input_ids"]
+        )
+        assert trained_texts(sequence, tokenizer) == [f"{answer}<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"),
+    [
+        (said("1+1="), said("3", "4", "1+1=")),
+        ((Message(role="system", content="sum"), *said("1+1=")), (SYSTEM, *said("1+1="))),
+    ],
+)
+def test_a_response_that_may_or_may_not_hold_the_prompt_is_refused(
+    tmp_path: Path, prompt: tuple[Message, ...], start: tuple[Message, ...]
+) -> None:
+    whole = [*map(vars_of, start), {"role": "assistant", "content": "2"}]
+    row = {"prompt": [*map(vars_of, prompt)], "chosen": "2", "rejected": whole}
+    path = write(tmp_path / "p.jsonl", [row])
+    says = r"p\.jsonl:1: column 'rejected' begins with .*`columns.prompt: null`"
+    with pytest.raises(DataError, match=says):
+        preferences(path)
+    with pytest.raises(DataError, match=says.replace("rejected", "completion")):
+        texts(write(path, [{"prompt": row["prompt"], "completion": whole}]))
+
+
 def vars_of(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
 

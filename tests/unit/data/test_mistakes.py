@@ -39,6 +39,28 @@ LINES = [
 ]
 
 
+HALF = "1+\ud83d="
+
+
+def test_half_of_a_surrogate_pair_is_a_mistake_of_its_row(tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": HALF}, *GOOD["messages"][1:]]}
+    told = {"messages": [GOOD["messages"][0], {"role": "assistant", "content": HALF}]}
+    lines = [json.dumps(row) for row in (GOOD, asked, told, GOOD)]
+    path = write(tmp_path / "t.jsonl", lines)
+    says = r"2 of 4 rows have mistakes:\n.*:2: the text has half of a surrogate pair \('\\ud83d' .*"
+    data = TextDataConfig(sources=({"path": str(path)},), rows_per_step=1)
+    with pytest.raises(RowError, match=says):
+        load_texts(data.sources, data, char_tokenizer())
+    row = {"prompt": HALF, "answer": HALF}
+    path = write(tmp_path / "p.jsonl", [json.dumps({**row, "prompt": "1"}), json.dumps(row)])
+    for rendered in (True, False):
+        prompts = DataConfig(
+            sources=(SourceConfig(path=str(path)),), prompts_per_step=1, chat_template=rendered
+        )
+        with pytest.raises(RowError, match=r"p\.jsonl:2: the text has half of a surrogate pair"):
+            load_prompts(prompts.sources, prompts, char_tokenizer())
+
+
 def write(path: Path, lines: list[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines))
     return path

@@ -11,7 +11,8 @@ from roll.commands.launch import PIPELINES
 from roll.config import load_config
 from roll.runtime.run_data import RunData
 from tests.pipelines.test_agentic import task
-from tests.runs import write_task
+from tests.pipelines.test_rows import PAIRS, split
+from tests.runs import write_rows_task, write_task
 
 
 def loaded(path: Path) -> RunData[Any]:
@@ -20,7 +21,10 @@ def loaded(path: Path) -> RunData[Any]:
     return data
 
 
-@pytest.mark.parametrize(("pipeline", "trained"), [("rlvr", "train"), ("agentic", "words")])
+@pytest.mark.parametrize(
+    ("pipeline", "trained"),
+    [("rlvr", "train"), ("agentic", "words"), ("dpo", "train")],
+)
 def test_a_validation_set_with_the_name_of_a_training_source_has_other_ids(
     pipeline: str, trained: str, tmp_path: Path
 ) -> None:
@@ -28,9 +32,14 @@ def test_a_validation_set_with_the_name_of_a_training_source_has_other_ids(
     sets: list[Any] = [{"path": str(tmp_path / "held_out.jsonl")}] * 2
     if pipeline == "agentic":
         sets = [{"seeds": 3, "first_seed": first, "tag": "words"} for first in (1000, 2000)]
-    write = task if pipeline == "agentic" else write_task
     validation = {"every": 2, "sets": dict(zip((trained, "other"), sets, strict=True))}
-    data = loaded(write(tmp_path, validation=validation))
+    if pipeline == "dpo":
+        extra = {"validation": validation, "reference": {"pool": "all"}}
+        path = write_rows_task(tmp_path, "dpo", split(PAIRS), **extra)
+    else:
+        write = task if pipeline == "agentic" else write_task
+        path = write(tmp_path, validation=validation)
+    data = loaded(path)
     trained_ids = {one.id for one in data.train.items}
     assert all(one.startswith(f"{trained}:") for one in trained_ids)
     assert trained_ids.isdisjoint(one.id for one in data.held_out.items)

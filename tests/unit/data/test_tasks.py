@@ -46,6 +46,12 @@ def test_a_column_seed_that_is_no_seed_is_told_with_its_row(seed: Any, tmp_path:
         check_source(rows_of(tmp_path, seed))
 
 
+def test_a_part_in_which_no_task_lies_is_named(tmp_path: Path) -> None:
+    source = rows_of(tmp_path, 1, 2).model_copy(update={"part": (0.0, 1e-9)})
+    with pytest.raises(DataError, match=r"tasks\.jsonl: none of 2 rows lies in part .*; widen it"):
+        load_tasks([source])
+
+
 def test_a_column_that_is_mapped_is_no_seed(tmp_path: Path) -> None:
     path = rows_of(tmp_path, "text").path
     source = TaskSource.model_validate({"path": path, "columns": {"answer": "seed"}})

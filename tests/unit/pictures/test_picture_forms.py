@@ -73,6 +73,7 @@ def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:
         (b"not a picture at all", "no picture in a known format"),
         (b"", "no picture in a known format"),
         ("no_such_file.png", "No such file"),
+        ("ordner/größe/" + "x" * 70, "No such file"),
         ("data:image/png;base64,????", "damaged data: URL"),
         ("data:image/png", "without a comma"),
         ({"bytes": None, "path": None}, "nothing"),

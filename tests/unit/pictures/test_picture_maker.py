@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,18 @@ import pytest
 from roll.config.sections.roles import Role
 from roll.core.errors import PictureError, RollError
 from roll.core.pictures import Pictures
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Prompt, WorkerSpec
+from roll.data.chat.tokenization import TokenSequence
+from roll.data.examples import Example
 from roll.data.pictures.picture import EncodedPictures, Picture
 from roll.data.pictures.placeholders import Grid
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
+from roll.pipeline.dpo import KnownSums
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask
+from roll.runtime.pictures.examples import ExamplePictures
 from roll.runtime.pictures.maker import TRIES, PictureMaker
 from roll.workers.pictures.patches import Patches
 from roll.workers.pictures.worker import PictureWorker
@@ -226,3 +232,38 @@ def test_a_group_that_waits_in_a_checkpoint_gets_its_patches_again(make: Any) ->
     assert numbers_of(first.prompt.pictures) == [3]
     assert all(scored.sample.prompt is first.prompt for scored in first.samples)
     assert second.prompt.pictures is None
+
+
+def example_of(name: str, *numbers: int, tokens: tuple[int, ...] = (1, 2)) -> Example:
+    return Example(name, (TokenSequence(tokens, ((1, 2),), seen(name, *numbers).pictures),))
+
+
+def test_rows_of_validation_are_not_counted_and_not_those_of_training(make: Any) -> None:
+    maker = make(lambda worker, number: broken(worker, number) if number == "7" else None)
+    training, held_out = example_of("t:1", 3), example_of("val/t:1", 3, tokens=(5, 6))
+    with LoopThread("pictures of a test") as loop:
+        pictures = ExamplePictures(maker, loop)
+        pictures.begin([training, example_of("t:2")])
+        found = pictures.made([held_out, example_of("val/t:2", 7)], counted=False)
+        assert [None if one is None else one.id for one in found] == ["val/t:1", None]
+        [plain, one] = pictures.made([example_of("t:2"), training])
+    assert plain == example_of("t:2")
+    assert one == training
+    assert one is not None
+    assert numbers_of(one.sequences[0].pictures) == [3]
+    assert maker.take_metrics().values_by_name() == {"pictures/rows": 1, "pictures/broken_rows": 0}
+
+
+def test_known_sums_keep_no_patches() -> None:
+    row = example_of("t:1", 3)
+    values = np.zeros((1, 1), np.uint8)
+    pictures = row.sequences[0].pictures
+    assert pictures is not None
+    made = replace(pictures, patches=Patches(values))
+    held = replace(row, sequences=(replace(row.sequences[0], pictures=made),) * 2)
+    known, gone = KnownSums(), weakref.ref(values)
+    known.keep([held, example_of("t:2")], [0.5, 1.5, 2.5])
+    assert known.of([example_of("t:2"), held]) == [2.5, 0.5, 1.5]
+    assert known.of([held, example_of("t:3")]) is None
+    del held, made, values
+    assert gone() is None

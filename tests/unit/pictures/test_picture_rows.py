@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import ConfigError, DataError
 from roll.core.pictures import PromptTokens
 from roll.core.types import Prompt
+from roll.data.chat.tokenization import TokenSequence
 from roll.data.collate import pair_batch, text_batch
 from roll.data.datasets import Dataset, content_of, load_prompts
 from roll.data.examples import load_preferences, load_texts
-from roll.data.pictures.picture import EncodedPictures
+from roll.data.pictures.picture import EncodedPictures, Picture
+from roll.data.pictures.placeholders import Placeholders
 from roll.data.preparation.overlap import overlaps
 from roll.models.image_processor import load_image_processor
 from roll.runtime.run_data import check_pictures, placeholders
@@ -44,6 +47,7 @@ from tests.tiny import save_tiny_model
 from tests.vision_models import (
     FAMILIES,
     IMAGE,
+    MERGE,
     VISION_END,
     VISION_START,
     processor_settings,
@@ -149,6 +153,25 @@ def test_limits_of_pixels_change_the_number_of_tokens(tmp_path: Path, model: Mod
     assert height * width * 14 * 14 <= limits["max_pixels"]
     with pytest.raises(ValueError, match="min_pixels = 5 must not lie above max_pixels = 4"):
         PicturesConfig(min_pixels=5, max_pixels=4)
+
+
+def test_a_limit_of_the_user_wins_over_the_other_one_of_the_processor(tmp_path: Path) -> None:
+    side = FAMILIES[FAMILY].patch_size * MERGE
+    model = ModelConfig(path=str(save_vision_model(tmp_path / "model", FAMILY)))
+    file = tmp_path / "model" / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"] = {"shortest_edge": 16 * side * side, "longest_edge": 36 * side * side}
+    file.write_text(json.dumps(settings))
+
+    def tokens(area: int, **limits: int) -> int:
+        processor = load_image_processor(model, PicturesConfig(**limits))
+        return processor.num_tokens(processor.grid(area * side, area * side))
+
+    assert [tokens(area) for area in (3, 5, 7)] == [16, 25, 36]
+    few = 12 * side * side
+    assert [tokens(area, max_pixels=few) for area in (3, 5, 7)] == [9, 9, 9]
+    many = 49 * side * side
+    assert [tokens(area, min_pixels=many) for area in (3, 5, 7, 8)] == [49, 49, 49, 49]
 
 
 def test_long_prompts_are_counted_with_their_pictures(tmp_path: Path, model: ModelConfig) -> None:
@@ -295,6 +318,37 @@ def test_rows_with_pictures_are_never_cut(tmp_path: Path, model: ModelConfig) ->
         loaded = load_texts(data.sources, data, vision_tokenizer(), seen)
         assert [example.id for example in loaded.items] == ["t:1"], rule
         assert "never cut" in loaded.report[0].remarks[0]
+
+
+def test_what_is_behind_the_last_trained_turn_is_not_read(
+    tmp_path: Path, model: ModelConfig
+) -> None:
+    _source(tmp_path, [])
+    shown = [
+        {"role": "user", "content": ["look", {"type": "image", "image": name}]}
+        for name in ("0.png", "1.png", "none.png")
+    ]
+    answer = {"role": "assistant", "content": "yes"}
+    row = {"messages": [shown[0], answer, shown[1], answer, shown[2]]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    data = TextDataConfig(sources=(TextSource(path=str(tmp_path / "t.jsonl")),), rows_per_step=1)
+    [found] = load_texts(
+        data.sources, data, vision_tokenizer(), placeholders(model, data.pictures)
+    ).items
+    [sequence] = found.sequences
+    assert sequence.pictures is not None
+    assert len(sequence.pictures.places) == len(sequence.trained) == 2
+
+
+def test_equal_tokens_of_a_row_are_one_object(model: ModelConfig) -> None:
+    picture = Picture("a", "", "1", height=56, width=84)
+    large = 151655  # Python shares the small ones anyway
+    processor = replace(load_image_processor(model, PicturesConfig()), token_id=large)
+    plain = TokenSequence((VISION_START, large, VISION_END, IMAGE), ((3, 4),))
+    found = plain.with_pictures([picture], Placeholders(lambda: processor), "here")
+    marks = [token for token in found.tokens if token == large]
+    assert len(marks) > 1
+    assert len({id(token) for token in marks}) == 1
 
 
 def test_a_picture_in_an_answer_is_refused(tmp_path: Path, model: ModelConfig) -> None:

@@ -62,10 +62,11 @@ def prompts(sources: list[dict[str, Any]], store: RowStore | None = None) -> Dat
     return load_prompts(data.sources, data, char_tokenizer(), store=store)
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "no folder"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RowStore | None:
-    kept = RowStore(tmp_path / "kept", large_bytes=1, processes=1)
-    return kept if request.param == "disk" else None
+    folder = tmp_path / "kept" if request.param == "disk" else None
+    kept = RowStore(folder, large_bytes=1, processes=1)
+    return None if request.param == "memory" else kept
 
 
 def test_a_function_leaves_rows_out_and_makes_several_of_one(
@@ -166,6 +167,13 @@ def test_a_row_keeps_its_part_when_others_are_added(store: RowStore | None, tmp_
     assert part(range(600), 0.8, 1) & train == set()
 
 
+def test_a_part_in_which_no_row_lies_is_named(store: RowStore | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", sums(range(3)))
+    says = r"a\.jsonl: none of 3 rows lies in part \[0\.0, 1e-09\]; widen it"
+    with pytest.raises(DataError, match=says):
+        prompts([{"path": path, "part": [0, 1e-9]}], store)
+
+
 def overlapping(store: RowStore | None, folder: Path) -> tuple[Dataset[Prompt], Dataset[Prompt]]:
     train = write(folder / "train.jsonl", sums([1, 2, 3, 2, 4]))
     held = write(folder / "held.jsonl", sums([9, 2, 3]))
@@ -194,5 +202,8 @@ def test_rows_that_are_held_out_too_are_left_out(store: RowStore | None, tmp_pat
     assert kept.fingerprint != train.fingerprint
     assert isinstance(kept.sources[0].items, StoredRows) == (store is not None)
     assert overlaps(kept, held, content_of) == []
+    assert [
+        each.id for each in without_overlap(kept, held, "drop", content_of, identity).items
+    ] == [each.id for each in kept.items]
     with pytest.raises(DataError, match="all of its rows"):
         without_overlap(train, train, "drop", content_of, identity)

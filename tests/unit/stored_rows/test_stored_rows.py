@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.config.sections.data import DataConfig, PreferenceDataConfig, TextDataConfig
+from roll.config.user_code.import_path import searched_first
 from roll.core.errors import CheckpointError, DataError
+from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
 from roll.data.store.load import RowStore
 from roll.data.store.rows import Chained, StoredRows
+from roll.data.store.users_code import users_code_hash
 from tests.full_disk import files_up_to
 from tests.tiny import char_tokenizer
 
@@ -168,6 +172,55 @@ def test_rows_are_made_again_only_when_they_would_be_others(tmp_path: Path) -> N
     assert changed.fingerprint != first.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("template", "made"),
+    [
+        ('{% if strftime_now is defined %}{{ strftime_now("%d %b %Y") }}{% endif %}', (1, 1, 2)),
+        ("{{ strftime_now( '%H' ) }}{{ strftime_now('%Y') }}", (1, 2, 3)),
+        ('{% set day = "%d" %}{{ strftime_now(day) }}', (1, 2, 3)),
+        ("{% set now = strftime_now %}{{ now('%d') }}{{ strftime_now('%d') }}", (1, 2, 3)),
+        ("", (1, 1, 1)),
+    ],
+)
+def test_rows_of_a_template_with_the_date_are_kept_as_long_as_the_date_is_the_same(
+    tmp_path: Path, template: str, made: Sequence[int]
+) -> None:
+    data = texts(write(tmp_path / "rows.jsonl", sums(3)), chat_template=False)
+    tokenizer, store = char_tokenizer(), kept_in(tmp_path / "kept")
+    tokenizer.chat_template = template
+    found = []
+    for moment in ((2026, 1, 5, 9, 0, 1), (2026, 1, 5, 23, 30, 2), (2026, 1, 6, 2)):
+        dated = DatedTokenizer(tokenizer, datetime(*moment))
+        load_texts(data.sources, data, dated, None, store)
+        found.append(len([each for each in (tmp_path / "kept").iterdir() if each.is_dir()]))
+    assert tuple(found) == tuple(made)
+
+
+def test_code_that_a_function_imports_is_part_of_the_key(tmp_path: Path) -> None:
+    code = {
+        "beside/rows_fn_7.py": "from shared_7 import tools\n\ndef row(columns):\n"
+        "    import json, torch\n    from late_7.deep import inner\n    return columns\n",
+        "lib/shared_7/__init__.py": "",
+        "lib/shared_7/tools.py": "from . import more\n",
+        "lib/shared_7/more.py": "import nowhere_7\n",
+        "lib/late_7/__init__.py": "",
+        "lib/late_7/deep.py": "inner = 1\n",
+        "lib/other_7.py": "",
+    }
+    for name, text in code.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "lib/nowhere_7.py").write_text("")
+    with searched_first(tmp_path / "lib"), searched_first(tmp_path / "beside"):
+        before = users_code_hash("rows_fn_7:row")
+        assert users_code_hash("rows_fn_7:row") == before
+        for name in code:
+            (tmp_path / name).write_text(f"{code[name]}# changed\n")
+            assert (users_code_hash("rows_fn_7:row") == before) == ("other" in name), name
+            (tmp_path / name).write_text(code[name])
+        assert users_code_hash("rows_fn_7:row") == before
+
+
 def test_rows_without_a_folder_leave_nothing_behind(tmp_path: Path) -> None:
     data = texts(write(tmp_path / "rows.jsonl", sums(30)))
     kept, gone = load(data, kept_in(tmp_path / "kept")), load(data, RowStore(None, 1, 1))
@@ -176,6 +229,12 @@ def test_rows_without_a_folder_leave_nothing_behind(tmp_path: Path) -> None:
     assert not rows.folder.exists()
     assert list(rows) == list(kept.items)
     assert gone.fingerprint == kept.fingerprint
+    assert [row.id for row in rows.with_prefix("val/rows")][:2] == ["val/rows:0", "val/rows:1"]
+    fewer = rows.without([0, 2]).without([1]).with_prefix("x")
+    assert [row.sequences for row in fewer] == [
+        rows[i].sequences for i in (1, *range(4, len(rows)))
+    ]
+    assert len(fewer.hashes) == len(fewer) == len(rows) - 3
 
 
 def test_a_run_resumes_in_the_middle_of_an_epoch_with_and_without_the_folder(

@@ -1,0 +1,45 @@
+"""What `roll chat` takes from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.commands.chat.command import Wish, config_of
+from roll.commands.eval.models import Examinee
+from roll.config import load_config
+from roll.core.errors import ConfigError
+from tests.pipelines.test_rows import PAIRS, TEXTS, split
+from tests.runs import write_rows_task, write_task
+
+ROWS = {"sft": TEXTS, "dpo": PAIRS, "reward_model": PAIRS}
+
+
+def settings(folder: Path, pipeline: str, *overrides: str, **data: Any) -> Any:
+    """The settings of a chat with a run that has these settings of its data."""
+    told = [f"data.{name}={value}" for name, value in data.items()]
+    if pipeline == "rlvr":
+        path = write_task(folder)
+    else:
+        extra = {"reference": {"pool": "all"}} if pipeline == "dpo" else {}
+        path = write_rows_task(folder, pipeline, split(ROWS[pipeline]), **extra)
+    run = load_config(path, told, import_code=False).config
+    return config_of(Wish("run", overrides), Examinee("run", str(folder / "model")), run).data
+
+
+@pytest.mark.parametrize("pipeline", ["rlvr", "sft", "dpo", "reward_model"])
+def test_a_chat_makes_its_prompts_as_the_run_does(pipeline: str, tmp_path: Path) -> None:
+    plain = {"chat_template": "false", "chat_template_kwargs": "{thinking: false}"}
+    found = settings(tmp_path, pipeline, **plain)
+    assert found.chat_template is False
+    assert found.chat_template_kwargs == {"thinking": False}
+    assert settings(tmp_path, pipeline).chat_template is True
+
+
+def test_a_template_of_the_users_is_refused_until_another_is_named(tmp_path: Path) -> None:
+    own = {"chat_template": "{kind: 'nowhere:Plain', indent: 2}"}
+    with pytest.raises(ConfigError, match=r"'nowhere:Plain'.*set data\.chat_template=true"):
+        settings(tmp_path, "rlvr", "data.chat_template_kwargs={}", **own)
+    assert settings(tmp_path, "sft", "data.chat_template=true", **own).chat_template is True
