@@ -37,15 +37,17 @@ def served(
         memory: memory of the GPU, in bytes; None: it is not known, or there is no GPU.
     """
     b = requests.width
-    per_token = 2 * b * sizes.layers * sizes.keys // strategy.processes
+    per_token = _cached_bytes(sizes, strategy, b)
     sequence = per_token * requests.tokens
-    weights = b * sizes.total // strategy.processes
+    quantised = sizes.quantised_bytes
+    whole = b * sizes.total if quantised is None else quantised
+    weights = whole // strategy.processes
     logits = 2 * FULL * strategy.max_num_seqs * sizes.vocab // strategy.processes
     match strategy:
         case HfEngineConfig():
             return Needs(weights=weights, kv_cache=strategy.max_num_seqs * sequence, buffers=logits)
         case VllmConfig():
-            if strategy.quantization is not None:
+            if strategy.quantization is not None and quantised is None:
                 weights = weights * _BITS.get(strategy.quantization, 8) // (8 * b)
             cache = None if strategy.kv_cache_gb is None else int(strategy.kv_cache_gb * GIB)
             default = strategy.cpu_cache_bytes(per_token, requests.tokens)
@@ -59,3 +61,13 @@ def served(
         left = strategy.gpu_memory_utilization * memory - weights - logits
         cache = max(sequence, int(left))
     return Needs(weights=weights, kv_cache=default if cache is None else cache, buffers=logits)
+
+
+def _cached_bytes(sizes: ModelSizes, strategy: EngineConfig, b: int) -> int:
+    """Return the bytes of a token in the KV cache of a process. The vectors of latent attention
+    have no heads that tensor parallel ranks could divide; `hf` caches the keys and values that it
+    makes of them."""
+    if not sizes.latent or isinstance(strategy, HfEngineConfig):
+        return 2 * b * sizes.layers * sizes.keys // strategy.processes
+    stages = strategy.pp if isinstance(strategy, VllmConfig) else 1
+    return b * sizes.layers * sizes.latent // stages

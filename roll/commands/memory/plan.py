@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -11,10 +11,12 @@ from roll.commands.memory.formula import (
     Needs,
     Passes,
     copied_states,
+    on_its_device,
     scored,
     trained,
 )
 from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
+from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
@@ -24,7 +26,9 @@ from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.services.judge import ClusterJudgeConfig
 from roll.config.sections.services.opponent import OpponentConfig
+from roll.config.sections.strategy import HfScoreConfig, MegatronConfig
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
+from roll.config.step_plan import rows_together, sequences_of, trained_rows
 from roll.distributed.device_layout import address_to_join
 from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
 
@@ -62,7 +66,8 @@ def devices_of(config: RunConfig, environ: Mapping[str, str]) -> Devices:
     here = address_to_join(cluster, environ) is None
     platform = cluster.platform
     if platform == "auto":
-        platform = "cuda" if here and count_gpus() else "cpu"
+        # Nothing here tells what a cluster has; one that is worth joining has GPUs.
+        platform = "cpu" if here and not count_gpus() else "cuda"
     memory = cluster.memory_gb
     if memory is None and here:
         memory = gpu_memory_gb() if platform == "cuda" else memory_gb()
@@ -86,9 +91,35 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
             requests = Requests(_sequence_tokens(config, name), width)
             needs = served(sizes, role.strategy, requests, memory)
         else:
+            if devices.platform == "cpu":
+                kept = on_its_device(role.strategy)
+                role = role.model_copy(update={"strategy": kept})
             needs = _computing(config, name, role, model, sizes)
         found.append(RoleMemory(name, parse_devices(config.pools[role.pool]), needs))
+    for name, pool, model, tokens in _beside_roles(config):
+        sizes = sizes_of(model)
+        if sizes is None:
+            unknown.append(model.path)
+            continue
+        passes = Passes(tokens, chunk_tokens=0, ranks=1, width=_WIDTHS[model.dtype])
+        devices_of_pool = parse_devices(config.pools[pool])
+        found.append(RoleMemory(name, devices_of_pool, scored(sizes, HfScoreConfig(), passes)))
     return found, list(dict.fromkeys(unknown))
+
+
+def _beside_roles(config: RunConfig) -> Iterator[tuple[str, str, ModelConfig, int]]:
+    """Yield name, pool and model of the reward models and of the encoders of corpora, which are no
+    roles, and the tokens of a forward pass."""
+    if not isinstance(config, RlvrBase) or not config.generates:
+        return
+    for name, reward in config.rewards.items():
+        if reward.model is not None:
+            longest = config.max_sequence_tokens
+            tokens = max(reward.max_tokens_per_microbatch, longest)
+            most = min(tokens, config.samples_per_step * longest)
+            yield f"rewards.{name}", reward.pool or config.actor_infer.pool, reward.model, most
+    for name, corpus in config.corpora.items() if isinstance(config, AgenticBase) else ():
+        yield f"corpora.{name}", corpus.pool, corpus.model, corpus.batch * corpus.max_tokens
 
 
 def _computing(
@@ -100,12 +131,15 @@ def _computing(
 ) -> Needs:
     """Return what a role that trains or scores needs."""
     rows, longest = _rows(config, name)
-    budget = max(role.max_tokens_per_microbatch, longest)
+    together = rows_together(config, name)
+    budget = max(role.max_tokens_per_microbatch, together * longest)
+    at_once = budget // (together * longest) * together
     passes = Passes(
         tokens=min(budget, rows * longest),
         chunk_tokens=role.logprob_chunk_tokens,
         ranks=config.num_devices(name),
         width=_WIDTHS[model.dtype],
+        micro_batches=ceil(rows / at_once),
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
@@ -128,9 +162,11 @@ def _rows(config: RunConfig, name: str) -> tuple[int, int]:
     if isinstance(config, RlvrBase):
         role = Role(name) if name in config.trained else None
         samples = config.samples_per_step if role is None else config.samples_per_update(role)
-        return max(1, samples // parts), config.max_row_tokens
+        rows = trained_rows(config, samples, name)
+        return max(rows_together(config, name), rows // parts), config.max_row_tokens
     assert isinstance(config, OfflineConfig)
-    return max(1, config.data.rows_per_step // parts), config.data.max_tokens
+    rows = config.data.rows_per_step * sequences_of(config) // parts
+    return max(rows_together(config, name), rows), config.data.max_tokens
 
 
 def _model_of(config: RunConfig, name: str) -> ModelConfig:
@@ -156,8 +192,9 @@ def of_devices(
 ) -> dict[int, dict[str, int]]:
     """Return, for each device, what is on it at the worst moment: bytes by role.
 
-    On GPUs roles that share a device take turns, and a push of weights has the trainer and the
-    engine there together. Without GPUs nothing moves, so all roles are there.
+    On GPUs roles that share a device take turns, but what works while the policy's engines generate
+    is there with them, and a push of weights has the trainer and the engines there together.
+    Without GPUs nothing moves, so all roles are there.
     """
     found = {}
     for device in sorted({each for role in roles for each in role.devices}):
@@ -165,21 +202,38 @@ def of_devices(
         if platform == "cpu":
             found[device] = {role: needs.total + needs.copied for role, needs in own.items()}
             continue
-        moments = [{role: needs.total} for role, needs in own.items()]
+        together = {r: needs.total for r, needs in own.items() if r.startswith(_WITH_ENGINES)}
+        moments = [{role: needs.total} for role, needs in own.items() if role not in together]
+        moments += [together] if together else []
         moments += _push(config, own)
         found[device] = max(moments, key=lambda moment: sum(moment.values()))
     return found
 
 
+_WITH_ENGINES = (Role.ACTOR_INFER, "opponents.", "judges.", "rewards.", "corpora.")
+"""Beginnings of the names of what is on its devices while the policy's engines generate."""
+
+
 def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int]]:
-    """Yield what is on a device during a push, if trainer and engine share it."""
-    if isinstance(config, RlvrBase) and {Role.ACTOR_TRAIN, Role.ACTOR_INFER} <= own.keys():
+    """Yield what is on a device during a push, if trainer and engines share it."""
+    if not isinstance(config, RlvrBase) or Role.ACTOR_TRAIN not in own:
+        return
+    engines = {name: own[name].weights for name in _pushed_to(config) if name in own}
+    if engines:
         bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
-        yield {
-            Role.ACTOR_TRAIN: own[Role.ACTOR_TRAIN].resident,
-            Role.ACTOR_INFER: own[Role.ACTOR_INFER].weights,
-            "buckets": 2 * bucket,
-        }
+        trainer = own[Role.ACTOR_TRAIN].resident
+        if isinstance(config.actor_train.strategy, MegatronConfig):  # its buffers are never freed
+            trainer += own[Role.ACTOR_TRAIN].gradients
+        yield {Role.ACTOR_TRAIN: trainer, **engines, "buckets": 2 * bucket}
+
+
+def _pushed_to(config: RlvrBase) -> Collection[str]:
+    """Return the names of the engines that get the policy's weights."""
+    opponents = config.opponents.items() if isinstance(config, AgenticBase) else ()
+    return [
+        Role.ACTOR_INFER,
+        *(f"opponents.{name}" for name, one in opponents if one.every is not None),
+    ]
 
 
 def check_fit(config: RunConfig, devices: Devices) -> None:
