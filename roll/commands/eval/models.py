@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from roll.config.sections.lifecycle import CheckpointConfig
-from roll.core.errors import ConfigError
+from roll.config.sections.roles import Role
+from roll.core.errors import ConfigError, SettingsChangedError
 from roll.core.hub import may_be_on_hub
-from roll.output_dir.checkpoints import Checkpoints
+from roll.output_dir.checkpoints import STATE, Checkpoints
 from roll.output_dir.resume import exported_step
+from roll.output_dir.whole_file import replace_file
 
 PIECE = 1 << 20
 """Bytes of a file of weights that are read at each of three places."""
+TENSOR_PIECE = 4 << 10
+"""Bytes that are read at the begin of each tensor of a safetensors file."""
+SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+"""Suffixes of files that answers of a model depend on."""
+ORIGIN = "checkpoint.json"
+"""Name of the file beside a written model that says which checkpoint it was written from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +110,109 @@ def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
     return found
 
 
-def make_folder(model: Examinee, *, trust_remote_code: bool) -> None:
+def make_folder(
+    model: Examinee,
+    *,
+    trust_remote_code: bool,
+    write: Callable[[Path, Path], None] | None = None,
+) -> None:
     """Write the checkpoint of a model as a folder in the format of Hugging Face, unless an earlier
-    session has; the errors are those of `roll merge`."""
-    if model.checkpoint is None or Path(model.path).exists():
-        return
-    from roll.commands.merge import merge
+    session has; the errors of writing are those of `roll merge`.
 
-    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
-    merge(model.checkpoint, Path(model.path), trust_remote_code=trust_remote_code)
+    Args:
+        write: function that writes a checkpoint, its first argument, to a folder that does not
+            exist; None: as `roll merge`.
+
+    Raises:
+        SettingsChangedError: the folder that is there was written from another checkpoint.
+    """
+    if model.checkpoint is None:
+        return
+    folder = Path(model.path)
+    mark, found = folder.with_name(ORIGIN), checkpoint_hash(model.checkpoint)
+    if folder.exists():
+        _refuse_other_origin(model.checkpoint, folder, mark, found)
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    origin = {"checkpoint": str(model.checkpoint.resolve()), "hash": found}
+    replace_file(mark, json.dumps(origin) + "\n")
+    if write is None:
+        from roll.commands.merge import merge
+
+        merge(model.checkpoint, folder, trust_remote_code=trust_remote_code)
+    else:
+        write(model.checkpoint, folder)
+
+
+def _refuse_other_origin(checkpoint: Path, folder: Path, mark: Path, found: str) -> None:
+    """Raise SettingsChangedError unless `mark` says that `folder` was written from a checkpoint
+    with the hash `found`."""
+    told: Any = None
+    if mark.is_file():
+        with suppress(ValueError):
+            told = json.loads(mark.read_text(encoding="utf-8"))
+    origin = told if isinstance(told, dict) else {}
+    if origin.get("hash") == found:
+        return
+    path = origin.get("checkpoint", "a checkpoint that is not known")
+    what = "an earlier state of it" if path == str(checkpoint.resolve()) else path
+    raise SettingsChangedError(
+        f"{folder} does not hold the weights of {checkpoint}: it was written from {what}. Its "
+        "answers are kept beside it; give this evaluation another --out, or remove "
+        f"{folder.parent}"
+    )
+
+
+def checkpoint_hash(checkpoint: Path) -> str:
+    """Return a hash of what a checkpoint holds of its policy, by which another one of the same path
+    or name is noticed; files are read as for `fingerprint`."""
+    policy = sorted(path for path in (checkpoint / Role.ACTOR_TRAIN).rglob("*") if path.is_file())
+    files = [file for file in (checkpoint / STATE, checkpoint / "config.yaml") if file.is_file()]
+    return _hash_of([*files, *policy], checkpoint)
 
 
 def fingerprint(path: str) -> str | None:
     """Return a hash of a model's folder, by which other weights of the same path are noticed; None
     for a name on the hub.
 
-    Of each file it covers the name, the size, and a MiB at the begin, in the middle and at the end:
-    training changes all tensors, and to read all of a large model would take minutes.
+    Of each file it covers the name, the size, and a MiB at the begin, in the middle and at the end;
+    of safetensors also the begin of each tensor, since training may change few of them. PyTorch's
+    own files have the checksums of all tensors at the end. To read all of a large model would take
+    minutes.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         return None
+    return _hash_of([one for one in sorted(folder.iterdir()) if one.suffix in SUFFIXES], folder)
+
+
+def _hash_of(files: Sequence[Path], folder: Path) -> str:
+    """Return a hash of pieces of files, with their sizes and their names below `folder`."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix not in (".safetensors", ".json", ".jinja", ".model", ".txt"):
-            continue
+    for file in files:
         size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
+        digest.update(f"{file.relative_to(folder)}\0{size}\0".encode())
         with file.open("rb") as content:
-            for place in sorted({0, max(0, size // 2 - PIECE // 2), max(0, size - PIECE)}):
+            pieces = [(place, PIECE) for place in (0, size // 2 - PIECE // 2, size - PIECE)]
+            if file.suffix == ".safetensors":
+                pieces += [(begin, TENSOR_PIECE) for begin in _begins(content, size)]
+            for place, length in sorted({(max(0, place), length) for place, length in pieces}):
                 content.seek(place)
-                digest.update(content.read(PIECE))
+                digest.update(content.read(length))
     return digest.hexdigest()[:32]
+
+
+def _begins(content: BinaryIO, size: int) -> list[int]:
+    """Return where each tensor of a safetensors file begins; none if its header is damaged."""
+    length = int.from_bytes(content.read(8), "little")
+    if length > size:
+        return []
+    try:
+        header = json.loads(content.read(length))
+        return [
+            8 + length + int(told["data_offsets"][0])
+            for name, told in header.items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return []

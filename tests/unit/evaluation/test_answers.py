@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from roll.commands.eval.answers import SAMPLES, Answered, Answers
@@ -128,3 +131,74 @@ def test_other_weights_of_one_size_have_another_fingerprint(tmp_path: Path) -> N
     (tmp_path / "notes.md").write_text("not a part of the model")
     assert fingerprint(str(tmp_path)) == found[1]
     assert fingerprint("org/name") is None
+
+
+def safetensors_file(values: list[bytes]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for number, value in enumerate(values):
+        offsets = [at, at + len(value)]
+        header[str(number)] = {"dtype": "U8", "shape": [len(value)], "data_offsets": offsets}
+        at += len(value)
+    told = json.dumps(header).encode()
+    return len(told).to_bytes(8, "little") + told + b"".join(values)
+
+
+def test_a_change_of_any_tensor_alone_changes_the_fingerprint(tmp_path: Path) -> None:
+    frozen = bytes(2 << 20)
+    weights = tmp_path / "model.safetensors"
+    found = set()
+    for middle in (b"aaaa", b"abaa", b"aaab"):
+        weights.write_bytes(safetensors_file([frozen, middle, frozen, frozen, frozen]))
+        found.add(fingerprint(str(tmp_path)))
+    assert len(found) == 3
+
+
+def test_weights_in_a_file_of_pytorch_are_a_part_of_the_fingerprint(tmp_path: Path) -> None:
+    found = set()
+    for value in (0.0, 1.0):
+        # frozen tensors lie at the begin, in the middle and at the end
+        frozen = torch.zeros(1 << 20)
+        tensors = {"a": frozen, "b": torch.tensor([value]), "c": frozen.clone()}
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        found.add(fingerprint(str(tmp_path)))
+    assert len(found) == 2
+
+
+def test_a_written_model_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    def written(run: Path, weights: bytes) -> Path:
+        checkpoint = run_with_checkpoints(run, [10]) / "checkpoints" / "step_000010"
+        (checkpoint / "actor_train").mkdir()
+        (checkpoint / "actor_train" / "rank_0.safetensors").write_bytes(weights)
+        return checkpoint
+
+    def write(checkpoint: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "weights").write_bytes(
+            (checkpoint / "actor_train" / "rank_0.safetensors").read_bytes()
+        )
+
+    def make(run: Path) -> None:
+        [model] = find_models([str(run)], [10], out)
+        make_folder(model, trust_remote_code=False, write=write)
+
+    run, other, out = tmp_path / "run", tmp_path / "other" / "run", tmp_path / "out"
+    first = written(run, b"first")
+    make(run)
+    make(run)  # an earlier session has written it
+    assert (out / "run-step10" / "hf" / "weights").read_bytes() == b"first"
+
+    shutil.rmtree(first)
+    written(run, b"other")  # trained anew under the same name
+    with pytest.raises(SettingsChangedError, match="an earlier state of it"):
+        make(run)
+    written(other, b"third")
+    with pytest.raises(SettingsChangedError, match=f"was written from {first}"):
+        make(other)
+
+    (out / "run-step10" / "checkpoint.json").unlink()
+    with pytest.raises(SettingsChangedError, match="not known"):
+        make(run)
+    shutil.rmtree(out / "run-step10")
+    make(run)
+    assert (out / "run-step10" / "hf" / "weights").read_bytes() == b"other"
