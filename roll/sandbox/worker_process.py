@@ -116,13 +116,21 @@ class WorkerProcess:
         self._send("open", limits, job)
         self._answer(_ANSWER_S)
 
-    def call(self, program: bytes, limits: Limits) -> tuple[Outcome, bool]:
-        """Run a program in the open session; return its outcome and whether the session goes on.
+    def order_call(self, program: bytes) -> None:
+        """Send a program for the open session, without waiting for its end.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+        self._write({"do": "call"}, program)
+
+    def call_outcome(self, limits: Limits) -> tuple[Outcome, bool]:
+        """Wait for the end of the call that was sent last; return its outcome and whether the
+        session goes on.
 
         Raises:
             SandboxError: it could not be run.
         """
-        self._write({"do": "call"}, program)
         header, pieces = self._answer(limits.wall_s + _ANSWER_S)
         return make_outcome(header, pieces), header["open"]
 

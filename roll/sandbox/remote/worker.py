@@ -47,6 +47,7 @@ class RemoteWorker:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._links: dict[Host, Connection] = {}
         self._job: tuple[Job, Limits] | None = None
+        self._program = b""
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._asking: Connection | None = None
@@ -120,16 +121,22 @@ class RemoteWorker:
             raise SandboxError(f"{host.url}: expected a session, found {found!r:.200}")
         self._session = host, found["session"]
 
-    def call(self, program: bytes, limits: Limits) -> tuple[Outcome, bool]:
-        """Run a program in the open session; return its outcome and whether the session goes on.
+    def order_call(self, program: bytes) -> None:
+        """Keep the program; `call_outcome` runs it."""
+        with self._lock:
+            self._cancelled.clear()
+            self._program = program
+
+    def call_outcome(self, limits: Limits) -> tuple[Outcome, bool]:
+        """Run the program in the open session; return its outcome and whether the session goes on.
 
         Raises:
             SandboxError: it could not be run. The session has ended.
+            ValueError: the host says that it is no program. The session goes on.
         """
         assert self._session is not None
-        self._cancelled.clear()
         host, name = self._session
-        message, began = {"program": text_message(program)}, time.monotonic()
+        message, began = {"program": text_message(self._program)}, time.monotonic()
         path, timeout_s = f"/sessions/{name}/run", limits.wall_s + ANSWER_S
 
         def ask() -> Answer:
