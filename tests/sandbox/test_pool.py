@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_be_replaced_fails_its_job_and_not_those_after(
 
     with pool_of(Scripted(WorkerLostError("killed")), make) as pool:
         for _ in range(2):
-            with pytest.raises(type(error), match="no room|files"):
+            with pytest.raises(type(error), match=r"no room|files"):
                 run(pool)
         assert [run(pool), run(pool)] == [DONE, DONE]
 
