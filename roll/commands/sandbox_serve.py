@@ -186,7 +186,7 @@ class SandboxServer:
         watching = asyncio.create_task(self._watch())
         yield
         watching.cancel()
-        for held in self._sessions.values():
+        for held in [*self._sessions.values()]:
             await held.session.__aexit__(None, None, None)
         self._sessions.clear()
 
@@ -198,8 +198,10 @@ class SandboxServer:
                 n for n, each in self._sessions.items() if not each.running and each.used < before
             ]
             for name in idle:
-                held = self._sessions.pop(name, None)
-                if held is not None:
+                held = self._sessions.get(name)
+                # It may have been called while the one before it ended.
+                if held is not None and not held.running and held.used < before:
+                    del self._sessions[name]
                     await held.session.__aexit__(None, None, None)
 
 

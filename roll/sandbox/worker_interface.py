@@ -38,11 +38,20 @@ class Worker(Protocol):
             SandboxError: it could not be started.
         """
 
-    def call(self, program: bytes, limits: Limits) -> tuple[Outcome, bool]:
-        """Run a program in the open session; return its outcome and whether the session goes on.
+    def order_call(self, program: bytes) -> None:
+        """Begin a program in the open session, without waiting for its end.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+
+    def call_outcome(self, limits: Limits) -> tuple[Outcome, bool]:
+        """Wait for the end of the call that was ordered last; return its outcome and whether the
+        session goes on.
 
         Raises:
             SandboxError: it could not be run.
+            ValueError: a host says that it is no program; the session goes on.
         """
 
     def end_session(self) -> None:
@@ -53,7 +62,7 @@ class Worker(Protocol):
         """
 
     def cancel(self) -> None:
-        """Stop the job that runs now, from another thread. Its outcome is `cancelled`."""
+        """Stop the job or call that runs now, from another thread. Its outcome is `cancelled`."""
 
     def close(self) -> None:
         """End the worker. A second call does nothing."""

@@ -6,14 +6,15 @@ import threading
 import warnings
 
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.levels import NONE
 from roll.sandbox.outcome import Job, Limits
 from roll.sandbox.remote.hosts import Host, Hosts, Remote
 from roll.sandbox.remote.worker import RemoteWorker
 
 UNKNOWN_WIDTH = 8
 """Programs at the same time for a host that does not say how many it runs."""
-_HELLO = Job("print(sum(map(int, input().split())))", "19 23")
+HELLO_CHARS = 2000
+"""Length of the output of the first program, more than Piston keeps unless it is told to."""
+_HELLO = Job(f"print(str(sum(map(int, input().split()))).ljust({HELLO_CHARS}, '.'))", "19 23")
 _HELLO_WALL_S = {"roll": 30.0, "sandbox_fusion": 30.0, "piston": 2.5}  # Piston allows 3 s
 
 
@@ -38,8 +39,11 @@ def found_hosts(remote: Remote) -> Hosts:
         raise SandboxError(f"a host refuses an honest program: {error}") from None
     finally:
         worker.close()
-    if not outcome.ok or outcome.stdout.strip() != "42":
-        raise SandboxError(f"an honest program did not run: {outcome}")
+    if not outcome.ok:
+        told = f"{outcome.reason}; {outcome.stderr[-300:]}".rstrip("; \n")
+        raise SandboxError(f"an honest program did not run: {told}")
+    if outcome.stdout.strip() != "42".ljust(HELLO_CHARS, "."):
+        raise SandboxError(f"an honest program printed something else: {outcome.stdout[:100]!r}")
     return hosts
 
 
@@ -50,18 +54,9 @@ def _ask_all(remote: Remote, hosts: Hosts) -> None:
     def ask(host: Host) -> None:
         worker = RemoteWorker(remote, hosts)
         try:
-            found = worker.health(host)
-            host.width, host.level = max(1, int(found["workers"])), str(found["level"])
-            if host.level == NONE:
-                warnings.warn(
-                    f"{host.url} runs programs at level `none`: they can do there what its server "
-                    "can",
-                    stacklevel=2,
-                )
+            worker.meet(host)
         except SandboxError as error:
             failed[host.url] = error
-        except (KeyError, TypeError, ValueError) as error:
-            failed[host.url] = SandboxError(f"{host.url}: its health lacks {error}")
         finally:
             worker.close()
 
