@@ -70,8 +70,8 @@ def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
             LearnerWorker,
             Placement(Role.ACTOR_TRAIN, pool="merge"),
             _in_one_process(config),
-            # The CPU has no attention kernels of a GPU, and nothing is computed.
-            config.train_model.model_copy(update={"attention": "sdpa", "compile": False}),
+            # Every device and every model has eager attention, and nothing is computed.
+            config.train_model.model_copy(update={"attention": "eager", "compile": False}),
             head,
             TextLoss(),
             config.total_updates(),

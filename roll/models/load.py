@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -32,33 +30,13 @@ from roll.models.deferred.checkpoint import deferred_tensors
 from roll.models.deferred.tensor import realize_buffers
 from roll.models.kernels.attention import implementation
 from roll.models.overrides import overridden
-from roll.models.vision.parts import generating_class, language_model, sees
+from roll.models.parts.head import split_value_head
+from roll.models.vision.parts import generating_class, sees
 from roll.models.vocabulary import check_tokenizer_files
 
 _LOADING = threading.Lock()
 """Lock that all loads of this process take. transformers changes global state while it loads; two
 loads at once (an engine and a trainer in `LocalCluster`) would report tied weights as missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Last layer of a language model: `logits = (hidden @ weight^T + bias) / divisor`."""
-
-    module: nn.Module
-    divisor: float
-    cap: float | None = None
-    """Bound of the product before it is divided, `cap * tanh(product / cap)`; None: no bound."""
-
-    @property
-    def weight_VD(self) -> Tensor:
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    @property
-    def bias_V(self) -> Tensor | None:
-        bias = getattr(self.module, "bias", None)
-        return bias if isinstance(bias, Tensor) else None
 
 
 def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedTokenizerBase:
@@ -219,20 +197,6 @@ def load_encoder(model: ModelConfig) -> PreTrainedModel:
     return loaded
 
 
-def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    """Split a classifier into backbone (token ids to hidden states) and head (states to a number).
-
-    Raises:
-        ConfigError: the head of the classifier is neither called `score` nor `classifier`.
-    """
-    for name in ("score", "classifier"):
-        head = model._modules.get(name)
-        if head is not None and model.base_model is not model:
-            return model.base_model, head
-    kind = model.config.model_type
-    raise ConfigError(f"model type {kind!r} has no head for values; use another model")
-
-
 def _load(
     factory: Any,
     model: ModelConfig,
@@ -310,49 +274,6 @@ def _incomplete(model: ModelConfig, missing: list[str]) -> str:
         f"model {model.path!r} lacks {len(missing)} tensors, e.g. {missing[0]!r}; they would "
         "start from random values. Is the checkpoint complete?"
     )
-
-
-def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
-    """Split a causal LM into backbone (token ids to hidden states) and head (states to logits).
-
-    The backbone of a model that reads pictures is its language model.
-
-    Raises:
-        ConfigError: the model has no separate output head, or transforms its logits in a way that
-            the chunked log-probs do not support.
-    """
-    backbone = model.base_model
-    module = model.get_output_embeddings()
-    kind = model.config.model_type
-    if backbone is model or module is None:
-        raise ConfigError(f"model type {kind!r} has no separate output head; use another model")
-    divisor = 1.0
-    for name, value in model.config.get_text_config().to_dict().items():
-        if value is None or (isinstance(value, float | int) and value in (0, 1)):
-            continue
-        if name in ("output_multiplier_scale", "lm_head_multiplier"):
-            raise ConfigError(f"model type {kind!r} sets {name}: {value}, which is not supported")
-        if name == "logit_scale":
-            divisor /= value
-        if name == "logits_scaling":
-            divisor *= value
-    if not math.isfinite(divisor) or divisor <= 0:
-        raise ConfigError(f"model type {kind!r} scales its logits by 1/{divisor}; expected above 0")
-    return language_model(model), Head(module, divisor, _logit_cap(model.config.get_text_config()))
-
-
-def _logit_cap(config: PreTrainedConfig) -> float | None:
-    """Return the bound of the logits, None if there is none.
-
-    Raises:
-        ConfigError: it is not above zero.
-    """
-    values = config.to_dict()
-    names = [name for name in ("final_logit_softcapping", "logits_soft_cap") if values.get(name)]
-    for name in names:
-        if values[name] < 0:
-            raise ConfigError(f"{config.model_type} has {name}: {values[name]}; expected above 0")
-    return float(values[names[0]]) if names else None
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:

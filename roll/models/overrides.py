@@ -16,6 +16,8 @@ ROPE = "rope_parameters"
 name of it."""
 _OF_ANY_TYPE = ("rope_theta", "partial_rotary_factor", "mrope_section")
 """Settings of rotary positions that stay if their type changes."""
+_FULL = "full_attention"
+"""Kind of the layers that read all tokens before their own."""
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -92,12 +94,41 @@ def _merged(
             )
         own = values[key]
         if key == ROPE and isinstance(value, Mapping):
-            found[key] = _rope(own or {}, value, values)
+            found[key] = _rope_of_layers(own or {}, value, values, where, model_type)
         elif isinstance(own, Mapping) and isinstance(value, Mapping):
             found[key] = _merged(own, value, f"{where}.{key}", model_type)
         else:
             found[key] = value
     return found
+
+
+def _rope_of_layers(
+    own: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    config: Mapping[str, Any],
+    where: str,
+    model_type: str,
+) -> dict[str, Any]:
+    """Return the settings of rotary positions, which models with windows have for each kind of
+    layer. Settings without a kind are those of full attention, as transformers reads
+    `rope_scaling`.
+
+    Raises:
+        ConfigError: the settings are of no kind of layer that the model has.
+    """
+    kinds = [key for key, value in own.items() if isinstance(value, Mapping)]
+    if not kinds:
+        return _rope(own, wanted, config)
+    if _FULL in kinds and not any(isinstance(value, Mapping) for value in wanted.values()):
+        wanted = {_FULL: wanted}
+    for kind, value in wanted.items():
+        if kind not in kinds or not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{where}.{ROPE}: {model_type!r} has rotary positions for each of "
+                f"{', '.join(kinds)}; found {kind!r}: {value!r}, expected one of these and its "
+                "settings"
+            )
+    return {**own, **{kind: _rope(own[kind], value, config) for kind, value in wanted.items()}}
 
 
 def _rope(

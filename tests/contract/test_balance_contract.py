@@ -19,14 +19,14 @@ from tests.contract.train_job import gradient, plain_loss, relative_distance
 from tests.tiny import save_tiny_model
 
 ROUTER = "mlp.gate.weight"
-WHOLE, PASSES = ((0, 1, 2, 3),), ((0, 1), (), (2,), (3,))
+WHOLE, PASSES, ALONE = ((0, 1, 2, 3),), ((0, 1), (), (2,), (3,)), ((0,), (1,), (2,), (3,))
 """Rows of the micro-batches of all data parallel ranks. Of the second, the first rank has one
 without rows."""
-BUDGETS = {WHOLE: 1000, PASSES: 20}
+BUDGETS = {WHOLE: 1000, PASSES: 20, ALONE: 20}
 Layout = tuple[dict[str, Any], tuple[tuple[int, ...], ...]]
 LAYOUTS: dict[int, dict[str, Layout]] = {
     1: {"recomputed": ({"recompute": "full"}, WHOLE)},
-    2: {"dp": ({}, PASSES), "ep": ({"ep": 2}, PASSES), "cp": ({"cp": 2}, WHOLE)},
+    2: {"dp": ({}, PASSES), "ep": ({"ep": 2}, ALONE), "cp": ({"cp": 2}, WHOLE)},
     # The second stage divides the padding over tensor parallel ranks, the first has it divided.
     4: {"tp, pp": ({"tp": 2, "pp": 2}, WHOLE)},
 }

@@ -27,6 +27,8 @@ from tests.turns import in_groups
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 OVERRIDES: dict[str, Any] = {"rope_scaling": YARN, "max_position_embeddings": 1024}
+GENERATION = '{"temperature": 0.6, "pad_token_id": -1}\n'
+"""Settings of generation that transformers reads and refuses to write."""
 SCORING = ("hf", "fsdp2", "fsdp2-tp2", "deepspeed-zero3", "megatron")
 TRAINING = ("fsdp2", "deepspeed-zero2", "megatron-dp2")
 WITHOUT_SGLANG = pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
@@ -37,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds `plain`, and `by_hand`: the same with other values in config.json."""
     folder = tmp_path_factory.mktemp("overrides")
     save_tiny_model(folder / "plain")
+    (folder / "plain" / "generation_config.json").write_text(GENERATION)
     shutil.copytree(folder / "plain", folder / "by_hand")
     file = folder / "by_hand" / "config.json"
     values = json.loads(file.read_text())
@@ -70,7 +73,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_trainers_score_as_the_model_by_hand_and_export_its_config(
+def test_trainers_score_as_the_model_by_hand_and_export_its_settings(
     folder: Path, world: int
 ) -> None:
     ranks = run_ranks(world, partial(job), folder / str(world), timeout_s=250)
@@ -95,6 +98,8 @@ def test_trainers_score_as_the_model_by_hand_and_export_its_config(
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=2e-5, msg=name)
             assert far > 1e-3, "the plain model would have been as good"
     for name in TRAINING:
+        written = (folder / str(world) / name / "generation_config.json").read_text()
+        assert written == GENERATION
         config = AutoConfig.from_pretrained(folder / str(world) / name)
         assert config.rope_parameters.items() >= YARN.items()
         assert config.max_position_embeddings == 1024

@@ -22,12 +22,17 @@ def example() -> tuple[Tensor, Tensor, Tensor]:
     return logits, targets, torch.randn(2, 2, 5, generator=g)
 
 
-def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+EACH = torch.linspace(0.5, 2.0, ROWS).view(2, 5)
+"""A temperature for each token."""
+
+
+def by_hand(temperature: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-probabilities, entropy, the gradient of their weighted sum, and the sum of the squared
     probabilities, in float64."""
     logits, targets, weights = example()
     wide = logits.double().requires_grad_()
-    logprobs = (wide[..., :VOCAB] / temperature).log_softmax(-1)
+    divisor = EACH.double()[..., None] if temperature is None else temperature
+    logprobs = (wide[..., :VOCAB] / divisor).log_softmax(-1)
     chosen = logprobs.gather(-1, targets[..., None])[..., 0]
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     (chosen * weights[0] + entropy * weights[1]).sum().backward()
@@ -36,13 +41,14 @@ def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return chosen.detach(), entropy.detach(), wide.grad, squares
 
 
-def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def on_ranks(temperature: float | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     group = torch.distributed.group.WORLD
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     logits, targets, weights = example()
     mine = logits.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
     settings: dict[str, Any] = {"vocab": VOCAB, "group": group, "chunk": chunk}
-    found = token_logprobs(mine, targets, temperature=temperature, squares=True, **settings)
+    divisor = EACH if temperature is None else temperature
+    found = token_logprobs(mine, targets, temperature=divisor, squares=True, **settings)
     assert token_logprobs(mine, targets, **settings)[2] is None
     assert found[2] is not None
     (found[0] * weights[0] + found[1] * weights[1]).sum().backward()
@@ -52,8 +58,10 @@ def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor, Te
 
 # On eight ranks the last one has nothing but padding.
 @pytest.mark.parametrize(("ranks", "chunk"), [(1, 1024), (2, 3), (8, 4)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_they_are_those_of_the_whole_vocabulary(ranks: int, chunk: int, temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7, None])
+def test_they_are_those_of_the_whole_vocabulary(
+    ranks: int, chunk: int, temperature: float | None
+) -> None:
     expected = by_hand(temperature)
     answers = run_ranks(on_ranks, ranks, temperature, chunk)
     for logprobs, entropy, _, squares in answers:

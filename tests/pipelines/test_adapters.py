@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from roll.commands.merge import merge
 from roll.core.errors import CheckpointError, ConfigError
+from tests.families import save
 from tests.pipelines.test_rows import PAIRS, TEXTS, split
 from tests.runs import run_local, without_times, write_rows_task, write_task
 
@@ -104,6 +105,19 @@ def test_merge_writes_what_a_run_exports(tmp_path: Path, pipeline: str) -> None:
     rows = TEXTS if pipeline == "sft" else PAIRS
     run_local(write_rows_task(tmp_path, pipeline, split(rows)))
     merge(tmp_path / "out" / "checkpoints" / "step_000004", tmp_path / "merged")
+    one, other = (
+        (folder / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "merged", tmp_path / "out" / "hf")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_merge_reads_a_model_that_sdpa_does_not_compute(tmp_path: Path, family: str) -> None:
+    save(tmp_path / "model", family)
+    model = {"path": str(tmp_path / "model"), "attention": "eager"}
+    run_local(write_rows_task(tmp_path, "sft", split(TEXTS), model=model, max_steps=1))
+    merge(tmp_path / "out", tmp_path / "merged")
     one, other = (
         (folder / "model.safetensors").read_bytes()
         for folder in (tmp_path / "merged", tmp_path / "out" / "hf")

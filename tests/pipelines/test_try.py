@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig
 
 from roll.commands.try_run.command import try_run
 from roll.commands.try_run.small_run import small_run
@@ -21,6 +22,7 @@ from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import RollError
 from roll.core.types import Message
 from roll.data.preparation.parts import lies_in
+from tests.pipelines.test_rows import TEXTS, split
 from tests.runs import ROOT, run_config, write_rows_task, write_task
 
 OWN = '''
@@ -202,6 +204,19 @@ def test_the_small_run_keeps_the_settings_that_decide_what_is_computed(tmp_path:
     assert found["rewards"]["digits"] == config.model_dump()["rewards"]["digits"]
     own = small_run(config, tmp_path / "o", lambda m: tmp_path, steps=2, own_engine=True).config
     assert own.model_dump()["actor_infer"]["strategy"]["kind"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"), [("gemma2", "eager"), ("gpt_oss", "eager"), ("qwen3", "sdpa")]
+)
+def test_the_small_run_has_an_attention_kernel_that_computes_its_model(
+    tmp_path: Path, family: str, kernel: str
+) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path / "small")
+    model = {"path": "large", "attention": "flash_attention_2"}
+    config = load_config(write_rows_task(tmp_path, "sft", split(TEXTS), model=model)).config
+    small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=2)
+    assert small.config.model_dump()["model"]["attention"] == kernel
 
 
 @pytest.mark.parametrize(

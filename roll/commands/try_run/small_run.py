@@ -254,7 +254,7 @@ def _small_model(
     values |= {
         "path": str(small),
         "dtype": "float32",
-        "attention": "eager" if config.attention == "eager" else "sdpa",
+        "attention": _attention(config, small),
         "compile": False,
         "made_by": None,
         "overrides": {},  # the small model has them in its config.json
@@ -267,6 +267,17 @@ def _small_model(
     if config.lora is not None and config.lora.serve == "adapter" and not own_engine:
         values["lora"]["serve"] = "merged"
         told.append("an adapter that is served as it is")
+
+
+def _attention(config: ModelConfig, small: Path) -> str:
+    """Return the attention kernel of a small model: that of the run, or one that a CPU has."""
+    if config.attention in ("sdpa", "eager"):
+        return config.attention
+    from roll.models.kernels.attention import on_any_device
+    from roll.models.load import load_config
+
+    own = ModelConfig(path=str(small), trust_remote_code=config.trust_remote_code)
+    return on_any_device(load_config(own))
 
 
 def _cut(values: dict[str, Any], largest: Mapping[str, int]) -> None:

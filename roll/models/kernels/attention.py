@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
@@ -32,3 +36,16 @@ def implementation(model: ModelConfig, config: PreTrainedConfig) -> str:
             "attention (attn_logit_softcapping); set it to eager or flash_attention_2"
         )
     return kernel
+
+
+def on_any_device(config: PreTrainedConfig) -> str:
+    """Return the kernel that computes a model's attention without a package of GPUs.
+
+    Args:
+        config: the model's own config.
+    """
+    made = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    made = made or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    bounded = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    lacking = made is not None and not made._supports_sdpa
+    return "eager" if bounded or lacking else "sdpa"

@@ -6,7 +6,7 @@ Micro-batches have a token budget. Their number is the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -21,9 +21,10 @@ from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
 from roll.core.pictures import Pictures, patches_of_rows
-from roll.strategy.megatron import groups
+from roll.strategy.megatron import groups, shapes
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.megatron.pictures import Sight
+from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize
 from roll.strategy.training import microbatch
 from roll.strategy.training.reduce import max_over_ranks
 
@@ -68,9 +69,11 @@ def micro_batches(
     """Divide a batch into micro-batches, the same number on every rank. Collective.
 
     With expert parallelism, ranks send tokens to the experts of other ranks, so all ranks use the
-    same shape for each micro-batch. With virtual stages all micro-batches have one shape:
-    Megatron-Core sends shapes to the previous and the next stage at the same time; with two stages
-    both are the same rank, and Megatron-Core mixes the shapes up.
+    same shape for each micro-batch: each divides its rows as if its longest were as long as the
+    longest of any rank, its second longest as long as the second longest of any, and so on. With
+    virtual stages all micro-batches have one shape: Megatron-Core sends shapes to the previous and
+    the next stage at the same time; with two stages both are the same rank, and Megatron-Core mixes
+    the shapes up.
 
     Raises:
         ConfigError: rows have pictures, and the model reads none.
@@ -81,34 +84,37 @@ def micro_batches(
             "rows have pictures, and the model of this role reads none; name one that does, or "
             "data without pictures"
         )
-    lengths = batch.lengths.tolist()
-    if sizes.vpp > 1:
-        lengths = [max(lengths)] * len(lengths)
-    parts = microbatch.plan(lengths, max_tokens, unit=batch.unit, patches=seen)
-    passes = max_over_ranks(len(parts), device)
-    if sizes.vpp > 1:
-        passes += -passes % sizes.pp  # the schedule needs a multiple of pp
-    batches = [microbatch.take(batch, rows) for rows in parts]
-    shapes = [_shape(each.tokens, model) for each in batches]
-    shapes += [_shape(torch.empty(_EMPTY), model)] * (passes - len(parts))
+    starts, units = shapes.sizes_of_units(batch.lengths.tolist(), seen, batch.unit)
     if sizes.ep > 1:
-        agreed = torch.tensor(shapes, device=device)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        shapes = [(rows, width) for rows, width in agreed.tolist()]
-    if sizes.vpp > 1:
-        largest = max(rows for rows, _ in shapes), max(width for _, width in shapes)
-        shapes = [largest] * passes
-    made = []
-    for i, shape in enumerate(shapes):
-        tokens_BT = torch.zeros(shape, dtype=torch.long)
-        if i < len(parts):
-            rows, width = batches[i].tokens.shape
-            tokens_BT[:rows, :width] = batches[i].tokens
-        some = i < len(parts)
-        made.append(
-            Micro(parts[i] if some else (), batches[i] if some else None, tokens_BT.to(device))
-        )
-    return made
+        units = _largest_of_ranks(units, device)
+    equal = sizes.vpp > 1
+    parts = shapes.plan(starts, units, max_tokens, unit=batch.unit, equal=equal)
+    passes = max_over_ranks(len(parts), device)
+    if equal:
+        passes += -passes % sizes.pp  # the schedule needs a multiple of pp
+    empty = parts[0] if equal and parts else Part([], *_EMPTY)
+    parts += [replace(empty, rows=[])] * (passes - len(parts))
+    return [_micro(batch, part, model, device) for part in parts]
+
+
+def _micro(batch: B, part: Part, model: MegatronModel, device: torch.device) -> Micro[B]:
+    """Return the micro-batch of a part; a part without rows is padding alone."""
+    width = part.width + -part.width % _divisor(model)
+    tokens_BT = torch.zeros(part.num_rows, width, dtype=torch.long)
+    taken = microbatch.take(batch, part.rows) if part.rows else None
+    if taken is not None:
+        own_rows, own_width = taken.tokens.shape
+        tokens_BT[:own_rows, :own_width] = taken.tokens
+    return Micro(part.rows, taken, tokens_BT.to(device))
+
+
+def _largest_of_ranks(units: Sequence[UnitSize], device: torch.device) -> list[UnitSize]:
+    """Return, for each place in the order of units, the largest size of any rank. Collective."""
+    absent = max_over_ranks(len(units), device) - len(units)
+    own = [(each.longest, each.patches) for each in (*units, *[NO_UNIT] * absent)]
+    agreed = torch.tensor(own, device=device, dtype=torch.long).reshape(-1, 2)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+    return [UnitSize(longest, patches) for longest, patches in agreed.tolist()]
 
 
 def run(
@@ -181,13 +187,11 @@ def _forward(
     return output
 
 
-def _shape(tokens_BT: Tensor, model: MegatronModel) -> tuple[int, int]:
-    """Return rows and tokens per row, padded for sequence and context parallelism.
+def _divisor(model: MegatronModel) -> int:
+    """Return what divides the tokens of a row, for sequence and context parallelism.
 
     Then ranks have equal parts of each row: tensor parallel ranks one, context parallel ranks two.
     """
-    rows, width = tokens_BT.shape
-    parts = (model.sizes.tp if model.sequence_parallel else 1) * (
+    return (model.sizes.tp if model.sequence_parallel else 1) * (
         2 * model.cp if model.cp > 1 else 1
     )
-    return rows, width + -width % parts

@@ -22,14 +22,16 @@ from mcore_adapter.write import spec_of, write_hf
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models.load import load_config, load_tokenizer
+from roll.models.vision.folder import PROCESSOR_FILES
 from roll.strategy.further_layers import further_layers
 from roll.strategy.interfaces import Saving
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import (
+    GENERATION_FILES,
     begin,
-    copy_processors,
+    copy_files,
     save_companions,
     saving,
 )
@@ -110,7 +112,7 @@ def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None
         write_hf(path, further.added_to(weights), specs)
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         save_companions(path, load_config(model_config), dtype, load_tokenizer(model_config))
-        copy_processors(path, model_config)
+        copy_files(path, model_config, (*PROCESSOR_FILES, *GENERATION_FILES))
     else:
         deque(weights, maxlen=0)
     dist.barrier()

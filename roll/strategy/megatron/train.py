@@ -217,13 +217,12 @@ class MegatronStrategy:
         positions_N = logprobs.positions(needed_BT).to(self._device)
         mine_M, read_M = self._places(positions_N - 1, needed_BT.shape[1], logits_BTS.shape[1])
         tokens_M = micro.tokens.to(self._device).flatten()[positions_N[mine_M]]
-        logits_MS, temperature = logits_BTS.flatten(0, 1)[read_M], self._head.temperature
+        temperature: float | Tensor = self._head.temperature
         if micro.temperatures is not None:
             own_B = micro.temperatures.to(self._device)
-            own_M1 = own_B[positions_N[mine_M] // needed_BT.shape[1], None]
-            logits_MS, temperature = logits_MS.float() / own_M1, 1.0
+            temperature = own_B[positions_N[mine_M] // needed_BT.shape[1]]
         logprobs_N, entropy_N, squares_N = token_logprobs(
-            logits_MS,
+            logits_BTS.flatten(0, 1)[read_M],
             tokens_M,
             vocab=self._model.vocab,
             temperature=temperature,

@@ -21,7 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
@@ -36,6 +41,8 @@ from roll.strategy.interfaces import Saving
 from roll.strategy.training.random_states import random_states, read_random_states
 from roll.weight_sync.manifest import Manifest, TensorMeta
 
+GENERATION_FILES = ("generation_config.json",)
+"""Files with settings of generation, such as further tokens that end a turn."""
 FORMAT = 2
 """Version of the checkpoint format. Format 1 stored random states and the index of FSDP2's shards
 as pickles, which can run code when they are loaded."""
@@ -184,8 +191,9 @@ def save_trained(
             further = further_layers(config, metas)
             metas, tensors = (*metas, *further.metas), further.added_to(tensors)
         save_hf(path, model, tokenizer, dtype, metas, tensors)
-        if sees(model.config) and dist.get_rank() == 0:
-            copy_processors(path, config)
+        if dist.get_rank() == 0:
+            copy_files(path, config, PROCESSOR_FILES if sees(model.config) else ())
+            copy_files(path, config, GENERATION_FILES if model.can_generate() else ())
 
 
 def save_hf(
@@ -205,8 +213,7 @@ def save_hf(
     """
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
-        # Without tensors, transformers writes only the settings, and a model's own code.
-        model.save_pretrained(path, state_dict={}, save_original_format=False)
+        _write_settings(path, model)
         # `save_pretrained` puts the dtype of the master weights into the config, but the tensors
         # have `dtype`.
         save_companions(path, model.config, dtype, tokenizer)
@@ -219,6 +226,24 @@ def save_hf(
     else:
         deque(weights, maxlen=0)
     dist.barrier()
+
+
+def _write_settings(path: Path, model: PreTrainedModel) -> None:
+    """Write what transformers writes without tensors: the config, and a model's own code.
+
+    Settings of `generate` are copied from the checkpoint (`GENERATION_FILES`), because transformers
+    refuses to write some that it has read, such as a temperature without `do_sample`.
+    """
+    if not model.can_generate():
+        model.save_pretrained(path, state_dict={}, save_original_format=False)
+        return
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        model.save_pretrained(path, state_dict={}, save_original_format=False)
+    finally:
+        model.generation_config = own
+    for name in GENERATION_FILES:
+        (path / name).unlink(missing_ok=True)
 
 
 def save_adapter(
@@ -256,9 +281,9 @@ def save_companions(
     tokenizer.save_pretrained(path)
 
 
-def copy_processors(path: Path, config: ModelConfig) -> None:
-    """Copy the settings of a model's processors for pictures to a Hugging Face folder."""
-    for name in PROCESSOR_FILES:
+def copy_files(path: Path, config: ModelConfig, names: Iterable[str]) -> None:
+    """Copy those of the named files that a model's folder has to a Hugging Face folder."""
+    for name in names:
         file = folder_of(config) / name
         if file.is_file():
             shutil.copyfile(file, path / name)

@@ -14,14 +14,9 @@ from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.teacher_divergence import Comparison, divergences
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models import last_mlp
-from roll.models.load import (
-    load_causal_lm,
-    load_score_model,
-    load_value_model,
-    split_head,
-    split_value_head,
-)
+from roll.models.load import load_causal_lm, load_score_model, load_value_model
+from roll.models.parts import last_mlp
+from roll.models.parts.head import split_head, split_value_head
 from roll.models.vision.tower import Tower, find_tower
 from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 

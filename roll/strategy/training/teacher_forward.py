@@ -16,7 +16,8 @@ from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.teacher_outputs import OutputHead, TeacherRow
-from roll.models.load import load_causal_lm, split_head
+from roll.models.load import load_causal_lm
+from roll.models.parts.head import split_head
 from roll.models.vision.tower import Tower, find_tower
 from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 

@@ -18,7 +18,7 @@ from roll.models import packing
 from roll.models.determinism import train_without
 from roll.models.kernels.compiled import compile_layers
 from roll.models.kernels.rotary import border, check_rows
-from roll.models.last_mlp import LastMlp
+from roll.models.parts.last_mlp import LastMlp
 from roll.models.vision.inputs import PictureInputs
 from roll.models.vision.tower import Tower
 from roll.strategy.training.sequence_shards import SequenceShards

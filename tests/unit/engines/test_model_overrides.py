@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Gemma3TextConfig, Qwen3Config
 
 from mcore_adapter.load import read_config
 from roll.config.sections.model import ModelConfig
@@ -55,6 +55,24 @@ def test_settings_of_another_type_of_positions_go_and_those_of_the_same_stay(
     assert load_config(more).rope_parameters == {**long, "factor": 8.0, "rope_theta": THETA}
     plain = ModelConfig(path=model, overrides={"rope_scaling": {"rope_type": "default"}})
     assert load_config(plain).rope_parameters == {"rope_type": "default", "rope_theta": THETA}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("told", [True, False])
+def test_positions_of_other_kinds_of_layers_stay(tmp_path: Path, key: str, told: bool) -> None:
+    linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    own = {"full_attention": linear, "sliding_attention": {"rope_type": "default"}}
+    Gemma3TextConfig(rope_parameters=own).save_pretrained(tmp_path)
+    before = load_config(ModelConfig(path=str(tmp_path))).rope_parameters
+    wanted = {"rope_type": "linear", "factor": 2.0}
+    overrides = {key: {"full_attention": wanted} if told else wanted}
+    after = load_config(ModelConfig(path=str(tmp_path), overrides=overrides))
+    assert after.rope_parameters == {**before, "full_attention": {**linear, "factor": 2.0}}
+    replaced = replaced_values(after, overrides)
+    assert replaced == {"rope_parameters": after.rope_parameters}
+    for strange in ({"chunked": wanted}, {"sliding_attention": wanted, "factor": 3.0}):
+        with pytest.raises(ConfigError, match=r"'gemma3_text' has .* of full_attention, sliding"):
+            load_config(ModelConfig(path=str(tmp_path), overrides={key: strange}))
 
 
 def test_sections_of_a_config_are_merged(tmp_path: Path) -> None:

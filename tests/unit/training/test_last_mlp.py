@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roll.algorithms import logprobs
-from roll.models import last_mlp
+from roll.models.parts import last_mlp
 from roll.strategy.training.heads import PolicyModel
 from roll.strategy.training.token_model import ForwardRequest
 from tests.tiny import tiny_qwen3_moe

@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    PreTrainedModel,
+)
 
 from roll.algorithms.logprobs import soft_cap
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models.load import load_causal_lm, load_config, load_tokenizer, split_head
+from roll.models.load import load_causal_lm, load_config, load_tokenizer
+from roll.models.parts.head import split_head
 from tests.tiny import save_tiny_model
 
 
@@ -121,6 +129,52 @@ def test_a_bound_of_logits_is_a_part_of_the_head(cap: float | None) -> None:
 def test_bent_logits_are_refused_instead_of_ignored(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         split_head(gemma(**values))
+
+
+def tiny(model_type: str, **values: Any) -> PreTrainedModel:
+    sizes = {
+        "vocab_size": 16, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    config = AutoConfig.for_model(model_type, **(sizes | values))
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        ("hyperclovax", {"logits_scaling": 0.25}),
+        ("granite", {"logits_scaling": 0.25}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("minicpm3", {"dim_model_base": 8}),
+        ("xlstm", {"num_heads": 2, "output_logit_soft_cap": 0.01, "mode": "inference"}),
+    ],
+)
+def test_a_head_that_scales_gives_the_models_logits(
+    model_type: str, values: dict[str, Any]
+) -> None:
+    model, tokens = tiny(model_type, **values), torch.tensor([[5, 6, 7]])
+    backbone, head = split_head(model)
+    states = backbone(input_ids=tokens, use_cache=False).last_hidden_state
+    logits = soft_cap(states @ head.weight_VD.T, head.cap) / head.divisor
+    assert (head.cap, head.divisor) != (None, 1.0)
+    torch.testing.assert_close(logits, model(tokens, use_cache=False).logits)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("bert", r"'cls.predictions.*beside its backbone and its output head"),
+        ("modernbert-decoder", r"'lm_head.dense.weight' beside its backbone and its output head"),
+        ("inkling_text", r"logits_mup_width_multiplier: 24"),
+    ],
+)
+def test_a_head_of_more_than_a_product_is_refused(model_type: str, said: str) -> None:
+    values = {"head_dim": 16, "num_experts": 2} if model_type == "inkling_text" else {}
+    with pytest.raises(ConfigError, match=said):
+        split_head(tiny(model_type, **values))
 
 
 def test_a_bound_of_attention_is_refused_where_the_kernel_would_leave_it_out(

@@ -14,7 +14,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     vocab: int,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     group: dist.ProcessGroup | None = None,
     chunk: int = 1024,
     squares: bool = False,
@@ -31,7 +31,7 @@ def token_logprobs(
         targets: token ids `[...]`, the same on all ranks.
         vocab: number of tokens in the vocabulary; the columns after them are padding and have no
             probability.
-        temperature: number by which the logits are divided.
+        temperature: number by which the logits are divided; or one for each token, float32 `[...]`.
         group: tensor parallel ranks, in the order of their columns; None: the logits are whole.
         chunk: number of tokens that are processed at a time.
         squares: also compute the sums of squares.
@@ -41,9 +41,9 @@ def token_logprobs(
         differentiated, if all ranks pass the same gradients into them. The sums have no gradient;
         they are None unless `squares` is True.
     """
-    flat = logits.flatten(0, -2)
+    flat_N1 = temperature.reshape(-1, 1) if isinstance(temperature, Tensor) else temperature
     found = _TokenLogprobs.apply(
-        flat, targets.flatten(), vocab, temperature, group, (chunk, squares)
+        logits.flatten(0, -2), targets.flatten(), vocab, flat_N1, group, (chunk, squares)
     )
     logprobs, entropy, sums = (values.view(targets.shape) for values in found)
     return logprobs, entropy, sums if squares else None
@@ -58,23 +58,28 @@ class _TokenLogprobs(torch.autograd.Function):
         logits_NV: Tensor,
         targets_N: Tensor,
         vocab: int,
-        temperature: float,
+        temperature: float | Tensor,
         group: dist.ProcessGroup | None,
         how: tuple[int, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probs of `targets_N`, entropy and sum of squares, `[N]`; ignore columns from
-        `vocab` on. `how` is `(chunk, squares)`; without `squares`, these sums are 0."""
+        `vocab` on. A temperature for each token is `[N, 1]`. `how` is `(chunk, squares)`; without
+        `squares`, these sums are 0."""
         (chunk, squares), width = how, logits_NV.shape[1]
         start = 0 if group is None else dist.get_rank(group) * width
         columns = min(max(vocab - start, 0), width)
-        ctx.scope = (columns, start, temperature, chunk)
-        parts = list(zip(logits_NV.split(chunk), targets_N.split(chunk), strict=True))
-        top_N = torch.cat([_top(rows[:, :columns]) for rows, _ in parts]) / temperature
+        ctx.scope = (columns, start, chunk)
+        heat_N1 = torch.as_tensor(temperature, dtype=torch.float32, device=logits_NV.device)
+        heat_N1 = heat_N1.expand(len(targets_N), 1)
+        parts = list(
+            zip(*(each.split(chunk) for each in (logits_NV, targets_N, heat_N1)), strict=True)
+        )
+        top_N = torch.cat([_top(rows[:, :columns]) for rows, _, _ in parts]) / heat_N1[:, 0]
         _all_reduce(top_N, dist.ReduceOp.MAX, group)
         sums_4N = torch.cat(
             [
-                _sums(rows[:, :columns].float() / temperature, wanted - start, top, squares)
-                for (rows, wanted), top in zip(parts, top_N.split(chunk), strict=True)
+                _sums(rows[:, :columns].float() / heat, wanted - start, top, squares)
+                for (rows, wanted, heat), top in zip(parts, top_N.split(chunk), strict=True)
             ],
             dim=1,
         )
@@ -82,7 +87,7 @@ class _TokenLogprobs(torch.autograd.Function):
         mass_N, weighted_N, target_N, squared_N = sums_4N
         normalizer_N = mass_N.log() + top_N
         entropy_N = mass_N.log() - weighted_N / mass_N
-        ctx.save_for_backward(logits_NV, targets_N, normalizer_N, entropy_N)
+        ctx.save_for_backward(logits_NV, targets_N, heat_N1, normalizer_N, entropy_N)
         ctx.set_materialize_grads(False)
         squares_N = squared_N / mass_N.square()
         ctx.mark_non_differentiable(squares_N)
@@ -91,12 +96,12 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradient of this rank's logits, made chunk by chunk; 0 for padding."""
-        logits_NV, targets_N, normalizer_N, entropy_N = ctx.saved_tensors
-        columns, start, temperature, chunk = ctx.scope
+        logits_NV, targets_N, heat_N1, normalizer_N, entropy_N = ctx.saved_tensors
+        columns, start, chunk = ctx.scope
         found_NV = torch.zeros_like(logits_NV)
         for i in range(0, len(targets_N), chunk):
             rows = slice(i, i + chunk)
-            logprobs = logits_NV[rows, :columns].float() / temperature - normalizer_N[rows, None]
+            logprobs = logits_NV[rows, :columns].float() / heat_N1[rows] - normalizer_N[rows, None]
             probs = logprobs.exp()
             found = torch.zeros_like(probs)
             logprob_grad, entropy_grad = (None if g is None else g[rows, None] for g in grads[:2])
@@ -107,7 +112,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 found[mine, local[mine]] += logprob_grad[mine, 0]
             if entropy_grad is not None:
                 found -= probs * (logprobs + entropy_N[rows, None]) * entropy_grad
-            found_NV[rows, :columns] = (found / temperature).to(found_NV.dtype)
+            found_NV[rows, :columns] = (found / heat_N1[rows]).to(found_NV.dtype)
         return found_NV, None, None, None, None, None
 
 

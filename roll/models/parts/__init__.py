@@ -1,0 +1,1 @@
+"""Parts of a model that training treats apart from the rest."""
