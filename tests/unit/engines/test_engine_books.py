@@ -132,6 +132,15 @@ def arguments(
     )
 
 
+def test_sleep_that_drops_the_weights_keeps_those_of_a_small_model() -> None:
+    small = {"kind": "draft_model", "model": "small"}
+    kept = arguments(None, sleep_level=2, speculation=small)["sleep_preserve_parameter_names"]
+    assert kept == ["draft.*"]
+    ngram = {"kind": "ngram"}
+    for options in ({"speculation": small}, {"sleep_level": 2, "speculation": ngram}):
+        assert "sleep_preserve_parameter_names" not in arguments(None, **options)
+
+
 @pytest.mark.parametrize(
     ("token_bytes", "options", "mib"),
     [
