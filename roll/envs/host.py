@@ -18,6 +18,7 @@ from roll.core.errors import EnvironmentFailedError, RollError
 from roll.core.threads.bounded import BlockedLoopError, gives_up, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.pauses import Pauses
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.answers import NEW_CONTEXT, numbers_of, state_of, unpacked
@@ -25,6 +26,7 @@ from roll.envs.api import Action, Env, Hearing, Search, ToldEnv, messages_of
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.observed import Observed
+from roll.envs.searching import paused_search
 from roll.envs.seats import Seats
 from roll.rewards.thinking import opened_thought
 
@@ -54,6 +56,8 @@ class _Episode:
 
     env: Env
     seats: Seats
+    searches: Pauses
+    """Searches in corpora of the run, whose time is not that of the environment."""
     prompt_end: str = ""
     """End of the text before the next turn."""
     players: dict[int, _Player] = field(default_factory=dict)
@@ -115,13 +119,19 @@ class EnvHost:
             env = await self._call(
                 "making the environment", self.make, limit_s, late=self._close_soon()
             )
-            made = self._running[episode] = _Episode(env, Seats(self.config.seats))
+            searches = Pauses()
+            made = self._running[episode] = _Episode(env, Seats(self.config.seats), searches)
             self._require_wanted(episode)
             if isinstance(env, ToldEnv):
                 shown = self.config.special_tokens == "show"
-                env.listen(Hearing(self.turns.tokenizer, shown, self.search))
+                search = paused_search(self.search, searches)
+                env.listen(Hearing(self.turns.tokenizer, shown, search))
             return made, await self._call(
-                "reset", lambda: env.reset(seed=seed, options=dict(options)), limit_s, of=env.reset
+                "reset",
+                lambda: env.reset(seed=seed, options=dict(options)),
+                limit_s,
+                of=env.reset,
+                pauses=searches,
             )
 
         async with self._room:
@@ -166,7 +176,11 @@ class EnvHost:
         env, told = running.env, Action(text, cut=last is None)
         async with self._room:
             answer = await self._call(
-                "step", lambda: env.step(told), self.config.step_timeout_s, of=env.step
+                "step",
+                lambda: env.step(told),
+                self.config.step_timeout_s,
+                of=env.step,
+                pauses=running.searches,
             )
         if running.player.context is not None:
             assert wrote is not None
@@ -235,6 +249,7 @@ class EnvHost:
         limit_s: float,
         of: Any = None,
         late: Callable[[Any], None] | None = None,
+        pauses: Pauses | None = None,
     ) -> Any:
         """Run a plain call in a thread, or an `async` one on the loop of such environments.
 
@@ -244,6 +259,7 @@ class EnvHost:
             limit_s: time limit in seconds.
             of: method that `call` calls; by default `call` itself.
             late: function for the result of a plain call that comes too late.
+            pauses: waits that do not count against the limit.
 
         Raises:
             EnvironmentFailedError: the call raised an exception, or did not end in time.
@@ -253,8 +269,8 @@ class EnvHost:
             if inspect.iscoroutinefunction(call if of is None else of):
                 if self._loop is None:
                     self._loop = LoopThread(f"env-{self.name}", cancel_timeout_s=0.2)
-                return await run_bounded(self._loop, partial(_awaited, call, name), limit_s)
-            return await self._threads.run(call, limit_s, late=late)
+                return await run_bounded(self._loop, partial(_awaited, call, name), limit_s, pauses)
+            return await self._threads.run(call, limit_s, late=late, pauses=pauses)
         except (TimeoutError, BlockedLoopError, TooManyHungError) as error:
             why = f" ({error})" if str(error) else ""
             raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None

@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 
 from roll.config.sections.services.corpus import CorpusConfig
+from roll.core.errors import WaitTimeoutError
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.distributed.worker import Worker
 from roll.envs.tools.passages import read_passages
 from roll.models.encoder import Encoder
 
+SEARCH_S = 600.0
+"""Longest time of a search whose encoder is on its device, in seconds."""
 Hit = tuple[float, int, str]
 """Cosine, number of the passage in the corpus, and the passage."""
 
@@ -50,12 +53,30 @@ class SearchWorker(Worker):
 
         Args:
             queries: pairs of a text and the number of passages that are wanted.
+
+        Raises:
+            WaitTimeoutError: with the encoder on its device, it took longer than `SEARCH_S`.
         """
         while True:
             await self._here.wait()
-            async with self._turn:
-                if self._here.is_set():  # `offload` may have held the lock meanwhile
-                    return await asyncio.to_thread(self._best, queries)
+            # A task of its own: a pass cannot be stopped, and holds the lock for as long as it runs
+            searching = asyncio.ensure_future(self._best_if_here(queries))
+            await asyncio.wait({searching}, timeout=SEARCH_S)
+            if not searching.done():
+                raise WaitTimeoutError(
+                    f"{self.spec.name}: a search of {len(queries)} queries took longer than "
+                    f"{SEARCH_S:g} s; its device may hang"
+                )
+            found = searching.result()
+            if found is not None:
+                return found
+
+    async def _best_if_here(self, queries: list[tuple[str, int]]) -> list[list[Hit]] | None:
+        """Do what `best` does; return None if the encoder has left its device meanwhile."""
+        async with self._turn:
+            if not self._here.is_set():
+                return None
+            return await asyncio.to_thread(self._best, queries)
 
     @dispatch(BROADCAST)
     async def offload(self) -> None:

@@ -114,7 +114,7 @@ class EnvironmentConfig(Config):
     reset_timeout_s: float = Field(default=60.0, gt=0)
     """Time limit for making and resetting an environment, in seconds."""
     step_timeout_s: float = Field(default=30.0, gt=0)
-    """Time limit for one step, in seconds."""
+    """Time limit for one step, in seconds. Searches in `corpora` of the run do not count."""
     max_episodes: int | None = Field(default=None, ge=1)
     """Number of episodes that run at once in environments of this name, over all workers, in
     training and validation: as many as a server behind them bears, or as memory holds. Further

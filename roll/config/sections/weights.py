@@ -16,11 +16,13 @@ class WeightSyncConfig(Config):
     """Way that weights take. `auto`: shared memory or CUDA IPC between workers on one host, a
     collective broadcast across hosts. `files`: files in `folder`."""
     folder: str | None = None
-    """Folder that all hosts see under this path; only for `files`."""
+    """Folder that all hosts see under this path; only for `files`. On NFS, mount it with
+    `lookupcache=positive` (or `actimeo=1`): by default a host may see a new file only after a
+    second, which each bucket then waits."""
     bucket_mb: int | None = Field(default=None, ge=1)
     """Size of a bucket in MiB; tensors are sent bucket by bucket, and each process holds at most
-    two. If left out: 4 for shared memory and files, so that buckets are read while still in the CPU
-    cache, and 32 otherwise."""
+    two. If left out: 4 for shared memory, so that buckets are read while still in the CPU cache,
+    and 32 otherwise."""
 
     @model_validator(mode="after")
     def _folder_for_files(self) -> Self:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.pauses import Pauses, wait_within
 
 POLL_S = 0.01
 
@@ -22,7 +23,10 @@ class BlockedLoopError(Exception):
 
 
 async def run_bounded(
-    loop: LoopThread, make: Callable[[], Awaitable[Any]], timeout_s: float | None
+    loop: LoopThread,
+    make: Callable[[], Awaitable[Any]],
+    timeout_s: float | None,
+    pauses: Pauses | None = None,
 ) -> Any:
     """Await `make()` on `loop` and return its result.
 
@@ -30,6 +34,7 @@ async def run_bounded(
         loop: event loop in a thread.
         make: function that returns the awaitable; it is called on `loop`.
         timeout_s: time limit, in seconds; None sets no limit.
+        pauses: waits that do not count against the limit.
 
     Raises:
         TimeoutError: the awaitable took longer than `timeout_s` and was cancelled.
@@ -42,7 +47,7 @@ async def run_bounded(
 
     future = loop.submit(call())
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+        return await wait_within(asyncio.wrap_future(future), timeout_s, pauses)
     except TimeoutError:
         # The function may itself raise TimeoutError.
         if timeout_s is not None and not (future.done() and not future.cancelled()):

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from roll.core.threads.pauses import Pauses, wait_within
+
 
 class TooManyHungError(Exception):
     """Error: the limit on calls that hang is reached."""
@@ -43,6 +45,7 @@ class DaemonThreads:
         *,
         late: Callable[[Any], None] | None = None,
         count_cancelled: bool = False,
+        pauses: Pauses | None = None,
     ) -> Any:
         """Run `function()` in a thread and return its result.
 
@@ -56,6 +59,7 @@ class DaemonThreads:
             count_cancelled: whether a call counts as hanging whose wait was cancelled, as one does
                 after the time limit; for callers whose own time limit cancels the wait. Calls that
                 end by themselves soon after need no count.
+            pauses: waits that do not count against the limit.
 
         Raises:
             TimeoutError: the function took longer than `timeout_s`; its thread is abandoned.
@@ -66,7 +70,7 @@ class DaemonThreads:
         job = _Job(function, late)
         self._submit(job)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(job.future), timeout_s)
+            return await wait_within(asyncio.wrap_future(job.future), timeout_s, pauses)
         except (TimeoutError, asyncio.CancelledError) as stopped:
             cancelled = isinstance(stopped, asyncio.CancelledError)
             if cancelled and not count_cancelled:

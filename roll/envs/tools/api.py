@@ -33,6 +33,9 @@ class Tool:
     """
     ends: bool = False
     """True if the call ends the episode, and its result is the answer."""
+    unlimited: bool = False
+    """True if the time limit of calls does not hold for it: it only waits for the machinery of the
+    run, which has limits of its own."""
 
     @property
     def description_for_templates(self) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class ToolLimits:
     result_tokens: int = 512
     """Tokens of one result; longer ones are cut."""
     call_s: float = 20.0
-    """Time of a call, in seconds. Keep it below `step_timeout_s`, at which the episode fails."""
+    """Time of a call, in seconds. Keep it below `step_timeout_s`, at which the episode fails. Both
+    leave out searches in `corpora` of the run."""
 
 
 def limits_of(settings: Mapping[str, float]) -> ToolLimits:

@@ -37,8 +37,8 @@ async def run_calls(
     Args:
         calls: calls of a turn.
         tools: tools by name.
-        timeout_s: time limit of each call, in seconds. The policy is told of a call that takes
-            longer.
+        timeout_s: time limit of each call, in seconds, unless its tool is `unlimited`. The policy
+            is told of a call that takes longer.
 
     Raises:
         RollError: the machinery of a tool does not work; see `Tool.call`.
@@ -60,7 +60,8 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
     try:
         arguments = typed_arguments(call, tool.parameters)
         _check_characters(arguments)
-        value = await asyncio.wait_for(_call(tool, arguments), timeout_s)
+        limit_s = None if tool.unlimited else timeout_s
+        value = await asyncio.wait_for(_call(tool, arguments), limit_s)
     except ToolError as error:
         return Result(tool.name, f"Error: {error}", failed=True)
     except TimeoutError:

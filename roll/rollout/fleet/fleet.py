@@ -19,7 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, RollError
@@ -29,8 +29,8 @@ from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.fleet.call import ReplicaLostError
 from roll.rollout.fleet.partial_completions import (
     NOTHING,
+    MovedSibling,
     continuable_part,
-    remaining_request,
 )
 from roll.rollout.fleet.replica import Replica, State
 from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
@@ -64,6 +64,9 @@ class Fleet:
     answer_s: float = 60.0
     """Time limit of the heartbeat with which a replica shows before a push of weights, and after a
     failed push, that it is alive; in seconds."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Function that turns tokens into text, with which more is kept of a response that stop strings
+    may end; see `continuable_part`."""
     on_lost: Callable[[Replica, str], None] | None = None
     """Function called with a lost replica and the reason. The owner of this function must bring the
     replica back. Without it, `generate` fails when the last replica is lost."""
@@ -99,21 +102,30 @@ class Fleet:
                 `MAX_MOVES` times.
             Exception: the error given to `fail`, if the fleet cannot serve any more.
         """
-        return await self._answer(request, session, timeout_s, MAX_MOVES, moved=False)
+        return await self._answer(request, session, timeout_s, MAX_MOVES)
 
     async def _answer(
-        self, request: GenerateRequest, session: str, timeout_s: float, moves: int, moved: bool
+        self,
+        request: GenerateRequest,
+        session: str,
+        timeout_s: float,
+        moves: int,
+        moved: MovedSibling | None = None,
     ) -> list[Completion]:
         """Run the request on one replica; finish aborted siblings on other replicas.
 
         Args:
             request, session, timeout_s: see `generate`.
             moves: number of further moves after a failure that are allowed.
-            moved: True if the request ran on another replica before; it then waits first in line.
+            moved: sibling whose `rest` the request is, if it ran on another replica before; it then
+                waits first in line, and the completion returned is all of it.
         """
-        replica = self._free_replica(request, session, moved=moved)
-        if replica is None:
-            replica = await self._seat(request, session, moved=moved)
+        replica = await self._place(request, session, moved=moved is not None)
+        if moved is not None and self._outdated(moved.kept):  # weights came while it waited
+            moved, begun = replace(moved, kept=NOTHING), request
+            request = moved.rest
+            replica.reserve(request)
+            replica.release(begun)
         asked = replica.hand_overs
         try:
             found = await replica.run(request, timeout_s=timeout_s)
@@ -128,6 +140,8 @@ class Fleet:
             failed = replica.hand_overs == asked
         finally:
             replica.release(request)
+        if moved is not None:
+            found = [moved.kept + one for one in found]
         if all(one.finish is not FinishReason.ABORT for one in found):
             return found
         if failed and not moves:
@@ -136,39 +150,51 @@ class Fleet:
                 f"request {request.id} was moved {MAX_MOVES} times, and again: {last}"
             )
         self._counters["moved_requests"] += 1
-        return await self._continue(request, found, session, timeout_s, moves - failed)
+        whole, first = (request, 0) if moved is None else (moved.named(request.id), moved.sibling)
+        return await self._continue(whole, first, found, session, timeout_s, moves - failed)
 
     async def _continue(
         self,
         request: GenerateRequest,
+        first: int,
         found: Sequence[Completion],
         session: str,
         timeout_s: float,
         moves: int,
     ) -> list[Completion]:
-        """Finish the aborted completions in `found` on other replicas; return all completions."""
+        """Finish the aborted completions in `found` on other replicas; return all completions.
+
+        Args:
+            request: request as it was asked first, with the name of the last one that ran.
+            first: place of the first of `found` among its siblings.
+        """
         written = [self._usable(one, request) for one in found]
         self._counters["moved_tokens"] += sum(map(len, written))
 
         async def finish(sibling: int, one: Completion) -> Completion:
             if one.finish is not FinishReason.ABORT:
                 return one
-            rest = remaining_request(request, sibling, one)
-            (more,) = await self._answer(rest, session, timeout_s, moves, moved=True)
-            return one + more
+            moved = MovedSibling(request, sibling, one)
+            (whole,) = await self._answer(moved.rest, session, timeout_s, moves, moved)
+            return whole
 
         return await all_or_first_error(
-            [finish(sibling, one) for sibling, one in enumerate(written)]
+            [finish(sibling, one) for sibling, one in enumerate(written, first)]
         )
 
     def _usable(self, written: Completion, request: GenerateRequest) -> Completion:
         """Return the part of a completion that is kept on another replica; see
         `continue_in_flight` and `continuable_part`."""
-        ended = written.finish is not FinishReason.ABORT
-        same = all(version == self.version for version, _ in written.versions.runs)
-        if ended or same or self.continue_in_flight:
-            return continuable_part(written, request.sampling)
-        return NOTHING
+        if written.finish is FinishReason.ABORT and self._outdated(written):
+            return NOTHING
+        return continuable_part(written, request.sampling, self.decode)
+
+    def _outdated(self, written: Completion) -> bool:
+        """Return whether tokens have other weights than the present ones, and must not be
+        continued with these."""
+        return not self.continue_in_flight and any(
+            version != self.version for version, _ in written.versions.runs
+        )
 
     async def update_weights(
         self, version: int, push: Callable[[Sequence[int]], Awaitable[None]]
@@ -279,6 +305,19 @@ class Fleet:
         """Return which share of the time since the last call the replicas had work, as `perf/...`;
         see `Utilisation`."""
         return self._utilisation.take(self.replicas, asyncio.get_running_loop().time())
+
+    async def _place(self, request: GenerateRequest, session: str, *, moved: bool) -> Replica:
+        """Reserve a replica for the request and return it; wait for one with room. The arguments
+        and errors are those of `_seat`."""
+        while True:
+            replica = self._free_replica(request, session, moved=moved)
+            if replica is not None:
+                return replica
+            replica = await self._seat(request, session, moved=moved)
+            if replica.serving:
+                return replica
+            replica.release(request)  # it went out of service before this task had its turn
+            moved = True
 
     def _free_replica(
         self, request: GenerateRequest, session: str, *, moved: bool

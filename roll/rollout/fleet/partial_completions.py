@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from roll.core.completion import (
     LOGPROB_TYPE,
@@ -15,10 +16,14 @@ from roll.core.completion import (
 )
 from roll.core.types import GenerateRequest, Piece, SamplingParams
 
+Decode = Callable[[Sequence[int]], str]
+"""Function that turns tokens into text."""
 NOTHING = Completion.of((), (), (), FinishReason.ABORT)
 TOKENS_PER_CHARACTER = 4
 """Largest number of tokens of one character: a character has at most 4 bytes in UTF-8, and a token
 may be a single byte."""
+CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""Text of tokens that are only a part of a character."""
 
 
 class KnownTokens:
@@ -58,7 +63,9 @@ class KnownTokens:
         return Completion.of(self._tokens[:], self._logprobs[:], self._versions, self._finish)
 
 
-def continuable_part(written: Completion, sampling: SamplingParams) -> Completion:
+def continuable_part(
+    written: Completion, sampling: SamplingParams, decode: Decode | None = None
+) -> Completion:
     """Return the part of a completion from which another replica may continue.
 
     A finished completion is returned as it is. One with `max_new_tokens` tokens ends with LENGTH.
@@ -68,7 +75,9 @@ def continuable_part(written: Completion, sampling: SamplingParams) -> Completio
 
     An engine finds stop strings only in the tokens that it writes itself. So that no stop string
     can lie across the boundary of the two parts, the last tokens are dropped and written again: as
-    many as the longest stop string may have.
+    many as the longest stop string may have, and further ones until what is kept does not end with
+    the beginning of a stop string. Without `decode` that is not known, so nothing is kept, unless
+    the same tokens will be written again (temperature 0).
     """
     if written.finish is not FinishReason.ABORT:
         return written
@@ -80,9 +89,49 @@ def continuable_part(written: Completion, sampling: SamplingParams) -> Completio
         return written.part(0, 0)
     if not sampling.stop:
         return written
-    return written.part(
-        0, max(0, len(written) - TOKENS_PER_CHARACTER * max(map(len, sampling.stop)))
-    )
+    longest = max(map(len, sampling.stop))
+    kept = max(0, len(written) - TOKENS_PER_CHARACTER * longest)
+    if sampling.temperature:
+        begins = tuple(stop[:end] for stop in sampling.stop for end in range(1, len(stop)))
+        begins = (*begins, CUT_CHARACTER)
+        while kept and (
+            decode is None or _end_of_text(written.tokens[:kept], longest, decode).endswith(begins)
+        ):
+            kept = kept - 1 if decode else 0
+    return written.part(0, kept)
+
+
+def _end_of_text(tokens: Sequence[int], least: int, decode: Decode) -> str:
+    """Return the end of the text of tokens, more than `least` characters if there are so many. To
+    decode all tokens would take long."""
+    width = TOKENS_PER_CHARACTER * (least + 1)
+    while True:
+        text = decode(tokens[-width:])
+        if len(text) > least or width >= len(tokens):
+            return text
+        width *= 2
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSibling:
+    """Sibling of a request that goes on as a request of its own on another replica."""
+
+    request: GenerateRequest
+    """Request as it was asked first."""
+    sibling: int
+    """Place among the siblings of `request`."""
+    kept: Completion
+    """Tokens that are kept."""
+
+    @property
+    def rest(self) -> GenerateRequest:
+        """Request for the remaining tokens."""
+        return remaining_request(self.request, self.sibling, self.kept)
+
+    def named(self, name: str) -> GenerateRequest:
+        """Return the request as it was asked first, with another name. No name comes twice, though
+        a sibling moves several times."""
+        return replace(self.request, id=name)
 
 
 def remaining_request(

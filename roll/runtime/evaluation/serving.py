@@ -86,6 +86,7 @@ def serving(
         routing=Sticky(),
         start_timeout_s=config.cluster.start_timeout_s,
     )
+    replicas.fleet.decode = decode
     colocation = Colocation(enabled=False)
     devices = devices_of_replicas(config.pools[role.pool], role.devices_per_worker)
     colocation.add(Role.ACTOR_INFER, *replicas.residents(devices))

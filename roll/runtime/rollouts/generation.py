@@ -190,7 +190,8 @@ def start_generation(
     models = start_model_clusters(config, launcher, loop, platform, tokenizer, trains=trains)
     hosted = functions | models.reward_models
     reward_router = RewardRouter({n: hosted[n] for n in config.rewards}, config.reward_weights)
-    fleet, decode = models.inference.fleet, make_decode(tokenizer)
+    fleet = models.inference.fleet
+    fleet.decode = decode = make_decode(tokenizer)
     models.judges.start(config, functions)
     models.opponents.start()
     pictures, corpora = _pictures(config, launcher, data), Corpora({})

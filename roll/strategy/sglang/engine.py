@@ -188,8 +188,9 @@ class SglangEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
+            program = ["-m", "roll.strategy.sglang.server", str(fd), folder]
             server = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "roll.strategy.sglang.server", str(fd)],
+                [sys.executable, "-W", "ignore", *program],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 env=environment,

@@ -1,14 +1,16 @@
-"""Program of the process that runs SGLang: `python -m roll.strategy.sglang.server FD`.
+"""Program of the process that runs SGLang: `python -m roll.strategy.sglang.server FD FOLDER`.
 
 SGLang needs a process of its own: its launcher installs signal handlers, replaces the event loop
 and, when a child process fails, kills its own process and all below it. So the worker talks to this
-process over the socket FD. When the worker ends, the socket closes and this process ends too.
+process over the socket FD. When the worker ends, the socket closes and this process ends too; it
+removes FOLDER, in which SGLang leaves temporary files, because a killed worker cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -28,15 +30,24 @@ from roll.strategy.sglang.replica import Replica, build
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 
-def main(fd: int) -> None:
-    """Start SGLang as the first message says, and serve calls until the worker ends.
+def main(fd: int, folder: str) -> None:
+    """Start SGLang as the first message says, serve calls until the worker ends, and remove the
+    folder.
 
     If the engine cannot start, send the error as answer 0, then raise it.
 
     Args:
         fd: file descriptor of the socket to the worker.
+        folder: folder for temporary files of this process.
     """
-    connection = socket.socket(fileno=fd)
+    try:
+        _run(socket.socket(fileno=fd))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(connection: socket.socket) -> None:
+    """Do what `main` does, but for the folder."""
     order: StartMessage = read_now(connection)
     if order.cpu:
         sys.path.append(str(STAND_INS))
@@ -88,4 +99,4 @@ def _known(error: Exception) -> Exception:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.sections.engine_options import NgramSpeculationConfig, SpeculationConfig
+from roll.config.sections.engine_options import (
+    DraftSpeculationConfig,
+    NgramSpeculationConfig,
+    SpeculationConfig,
+)
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
 from roll.strategy.vllm.compat import cpu_arguments
@@ -76,6 +80,9 @@ def _memory(config: VllmConfig, max_model_len: int, cpu_token_bytes: int | None)
         "enable_sleep_mode": True,
         "gpu_memory_utilization": config.gpu_memory_utilization,
     }
+    if config.sleep_level == 2 and isinstance(config.speculation, DraftSpeculationConfig):
+        # No push brings the weights of the small model, which sleep would drop, too.
+        arguments["sleep_preserve_parameter_names"] = ["draft.*"]
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
     return arguments

@@ -39,6 +39,8 @@ and renames its folder at once."""
 _LOCK = "lock"
 _PAUSE_S = (0.0002, 0.02)
 """Shortest and longest time between two checks of the folder, in seconds."""
+_RENEWAL_S = (0.1, 1.0)
+"""Shortest and longest time between two renewals of the folder's times, in seconds."""
 _LEAVE_S = 0.5
 """Longest time that `close` waits, after a stopped push, for the others to read why, in seconds."""
 
@@ -214,7 +216,9 @@ class FolderBoard:
         """
         deadline = time.monotonic() + self._timeout_s
         pause_s, longest_s = _PAUSE_S
+        renewal = _Renewal(self._folder)
         while not file.exists():
+            renewal.renew_if_due()
             if self._note("stop").exists():
                 reason = json.loads(_reading(self._note("stop"), Path.read_text))["stop"]
                 self.post(f"left/{self._name}", {"ok": True})
@@ -238,18 +242,42 @@ class FolderBoard:
         Returns:
             False if that took longer than `limit_s` seconds, else True.
         """
-        deadline = time.monotonic() + limit_s
+        deadline, renewal = time.monotonic() + limit_s, _Renewal(self._folder)
         while self._note("stop").exists():
             if all(self._note(f"left/{name}").exists() for name in others):
                 break
             if time.monotonic() > deadline:
                 return False
+            renewal.renew_if_due()
             time.sleep(_PAUSE_S[1])
         return True
 
     def _note(self, key: str) -> Path:
         """Return the path of the note under `key`."""
         return self._folder / f"{key.replace('/', '-').replace(' ', '-')}.json"
+
+
+class _Renewal:
+    """Renewal of a folder's times, now and then during a wait.
+
+    An NFS client remembers for half a minute or longer that a file was not there. It asks the
+    server again as soon as it has seen a change of the folder, and this is such a change.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pause_s, self._longest_s = _RENEWAL_S
+        self._due_s = time.monotonic() + self._pause_s
+
+    def renew_if_due(self) -> None:
+        """Renew the times if the last renewal is long ago; ignore a folder that is not there."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        with contextlib.suppress(OSError):
+            os.utime(self._folder)
+        self._pause_s = min(2 * self._pause_s, self._longest_s)
+        self._due_s = now_s + self._pause_s
 
 
 def _bucket_file(folder: Path, index: int, sender: int) -> Path:

@@ -132,6 +132,15 @@ def arguments(
     )
 
 
+def test_sleep_that_drops_the_weights_keeps_those_of_a_small_model() -> None:
+    small = {"kind": "draft_model", "model": "small"}
+    kept = arguments(None, sleep_level=2, speculation=small)["sleep_preserve_parameter_names"]
+    assert kept == ["draft.*"]
+    ngram = {"kind": "ngram"}
+    for options in ({"speculation": small}, {"sleep_level": 2, "speculation": ngram}):
+        assert "sleep_preserve_parameter_names" not in arguments(None, **options)
+
+
 @pytest.mark.parametrize(
     ("token_bytes", "options", "mib"),
     [
@@ -207,7 +216,7 @@ def test_every_argument_that_is_set_exists_in_vllm_and_is_not_the_users() -> Non
     every = arguments(
         tp=2, kv_cache_gb=1.0, max_lora_rank=8, speculation=NgramSpeculationConfig()
     ).keys() - {"max_loras"}
-    assert every <= known_arguments()
+    assert every | {"sleep_preserve_parameter_names"} <= known_arguments()
     assert every <= RESERVED_ARGUMENTS.keys()
     assert RESERVED_ARGUMENTS.keys() <= known_arguments()
 

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from roll.core.types import GenerateRequest, Heartbeat, SamplingParams
 from roll.strategy.available import status
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.serving.engine_args import check_engine_args
+from roll.strategy.sglang import server
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
 from roll.strategy.sglang.engine import SglangEngine
@@ -321,3 +323,15 @@ def test_stop_tokens_stand_beside_the_end_of_sequence_and_never_alone_with_it_ig
     assert asked(stops)["sampling_params"]["stop_token_ids"] == [1, 5, 7]
     with pytest.raises(EngineError, match="has stop_token_ids: with SGLang, `ignore_eos`"):
         asked(replace(stops, ignore_eos=True))
+
+
+def test_the_process_of_a_worker_that_was_killed_removes_its_temporary_files(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "temporary"
+    (folder / "of-sglang").mkdir(parents=True)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with pytest.raises(EOFError):
+        server.main(theirs.detach(), str(folder))
+    assert not folder.exists()

@@ -197,6 +197,51 @@ def test_what_was_written_with_older_weights_is_written_again_unless_told_otherw
     assert {version for one in done for version in one.versions} == {1}
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_request_that_moved_before_a_push_starts_again_on_the_new_weights(goes_on: bool) -> None:
+    writer = Writer()
+    fleet = fleet_of(writer, continue_in_flight=False)
+
+    async def push(indices: Sequence[int]) -> None:
+        writer.load(1)
+
+    async def train_between() -> list[Completion]:
+        running = asyncio.create_task(answer(fleet, request()))
+        await turns(10)
+        await fleet.leave([0])
+        if goes_on:  # what it wrote is a part of its prompt as the push comes
+            fleet.join([0])
+            await turns(10)
+        await fleet.update_weights(1, push)
+        fleet.join([0])
+        return await running
+
+    done = finish(train_between())
+    assert counts_up(done, 2)
+    assert {version for one in done for version in one.versions} == {1}
+    replica = fleet.replicas[0]
+    assert replica.requests == replica.in_flight_tokens == replica.in_flight_sequences == 0
+
+
+def test_a_replica_that_leaves_in_the_moment_of_a_seat_does_not_get_the_request() -> None:
+    writer = Writer()
+    fleet = fleet_of(writer)
+
+    async def give_and_leave() -> list[Completion]:
+        await fleet.leave([0])
+        running = asyncio.create_task(answer(fleet, request()))
+        await turns(3)
+        fleet.join([0])  # gives the seat
+        await fleet.leave([0])
+        await turns(5)
+        assert not writer.asked
+        assert fleet.replicas[0].in_flight_sequences == 0
+        fleet.join([0])
+        return await running
+
+    assert counts_up(finish(give_and_leave()), 2)
+
+
 def test_a_replica_that_leaves_hands_its_requests_over_with_all_they_have() -> None:
     first, second = Writer(), Writer()
     fleet = fleet_of(first, second)
@@ -376,13 +421,42 @@ def test_a_sibling_goes_on_with_other_random_numbers_and_what_it_lacks() -> None
 def test_a_stop_string_cannot_hide_in_the_seam() -> None:
     tokens = tuple(range(20))
     written = Completion.of(tokens, (0.0,) * 20, (0,) * 20, FinishReason.ABORT)
-    assert continuable_part(written, replace(SAMPLING, stop=("ab", "c"))) == written.part(0, 12)
+    sampling = replace(SAMPLING, stop=("ab", "c"))
+    again = replace(sampling, temperature=0.0)
+    assert continuable_part(written, again) == written.part(0, 12), "the same will be written"
+    assert continuable_part(written, sampling) == written.part(0, 0), "their text is not known"
     ended = replace(written, finish=FinishReason.STOP)
     assert continuable_part(ended, replace(SAMPLING, stop=("ab",))) == ended
     assert (
         continuable_part(written, replace(SAMPLING, max_new_tokens=20)).finish
         is FinishReason.LENGTH
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("xyzw********", "xyzw"),
+        ("xyz\n********", "xyz"),
+        ("xa\n\n********", "x"),  # `a` begins a stop string as well
+        ("\n\n\n\n********", ""),
+        ("xyz\N{REPLACEMENT CHARACTER}********", "xyz"),
+        ("x" * 100 + "--********", "x" * 100 + "--"),  # special tokens: no text
+        ("x" * 100 + "\n" + "-" * 50 + "********", "x" * 100),
+    ],
+)
+def test_what_is_kept_does_not_end_with_the_beginning_of_a_stop_string(
+    text: str, kept: str
+) -> None:
+    tokens = [ord(one) for one in text]
+    written = Completion.of(tokens, [0.0] * len(tokens), [0] * len(tokens), FinishReason.ABORT)
+
+    def decode(some: Sequence[int]) -> str:
+        return "".join(map(chr, some)).replace("-", "")
+
+    sampling = replace(SAMPLING, stop=("\n\n", "ab"), max_new_tokens=500)
+    found = continuable_part(written, sampling, decode)
+    assert "".join(map(chr, found.tokens)) == kept
 
 
 def test_penalties_that_no_prompt_counts_for_begin_anew() -> None:

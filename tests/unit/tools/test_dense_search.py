@@ -221,3 +221,27 @@ def test_workers_get_the_place_of_the_file(tmp_path: Path) -> None:
     found: Any = absolute_paths(config)
     assert found.corpora["facts"].path == str(Path.cwd() / "facts.txt")
     assert found.corpora["facts"].model.path == str(tmp_path / "model")
+
+
+def test_no_limit_counts_a_search_whose_encoder_is_off_its_device() -> None:
+    async def found(corpus: str, query: str, count: int) -> list[str]:
+        await asyncio.sleep(0.6)
+        return ["the sky is blue"]
+
+    call = '<tool_call>{"name": "search", "arguments": {"query": "colours"}}</tool_call>'
+    kwargs = {"tools": [{"search": {"dense": "facts"}}], "limits": {"call_s": 0.1}}
+    config = EnvironmentConfig(
+        env="tools", kwargs=kwargs, special_tokens="show", step_timeout_s=0.4
+    )
+    tokenizer = char_tokenizer(string_of(call))
+
+    async def run() -> Any:
+        rendered = Turns(tokenizer, settings_of(), frozenset({1}))
+        host = EnvHost("q", config, load_env("q", config), rendered, found)
+        try:
+            await host.open("e", 0, {"prompt": "what is the sky", "answer": "blue"})
+            return await host.act("e", call, 1)
+        finally:
+            await host.shut()
+
+    assert "[1] the sky is blue" in asyncio.run(run()).text

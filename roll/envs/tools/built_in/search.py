@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class SearchKit:
                 )
             return _shown(await self._ask(corpus, query, self.results))
 
-        return tool_of(search, name=self.name)
+        return replace(tool_of(search, name=self.name), unlimited=True)
 
     async def close(self) -> None:
         """Do nothing: the index serves the next episodes."""
