@@ -81,7 +81,7 @@ class SharedTimeout:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Begin without waits; `seconds` is the time limit of each."""
+        """Begin without waits; `seconds` is the time limit of each, infinity if there is none."""
         self.seconds = seconds
         self._waits: dict[TimedWait, None] = {}
         """Waits that are under way. They began, and so they expire, in this order."""
@@ -96,7 +96,7 @@ class SharedTimeout:
         this."""
         wait.due_s = loop.time() + self.seconds
         self._waits[wait] = None
-        if self._timer is None:
+        if self._timer is None and wait.due_s < inf:
             self._timer = loop.call_at(wait.due_s, self._expire, loop)
 
     def end(self, wait: TimedWait) -> None:

@@ -23,6 +23,9 @@ from roll.rollout.types import (
     ScoreGroup,
 )
 
+REWARD_TIMEOUT_S = 3600.0
+"""Shortest time limit for the rewards of one request, in seconds."""
+
 
 def group_seed(run_seed: int, group_id: str) -> int:
     """Return a 48-bit seed that depends only on the arguments, not on time, order or process."""
@@ -67,9 +70,10 @@ class SingleTurn:
     with_patches: Callable[[Prompt], Awaitable[Prompt]] | None = None
     """Function that returns a prompt with the patches of its pictures; None if no prompt has
     pictures."""
-    reward_timeout_s: float = 3600.0
+    reward_timeout_s: float = REWARD_TIMEOUT_S
     """Time limit for the rewards of the samples of one request, and for those of the group, in
-    seconds. Normally not reached, because each reward has its own time limit."""
+    seconds; infinity sets none. Normally not reached, because each reward has its own time
+    limit."""
     _reward_limit: SharedTimeout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

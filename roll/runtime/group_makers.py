@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,25 @@ from roll.rollout.filters import without_dropped
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.own.bases import RolloutLoop
 from roll.rollout.own.turns import OwnTurns
-from roll.rollout.single_turn import SingleTurn
+from roll.rollout.single_turn import REWARD_TIMEOUT_S, SingleTurn
 from roll.rollout.types import Group, GroupTask, RunGroup, ScoreGroup
 from roll.runtime.environments import ClusterHosts
 from roll.runtime.pictures.maker import PictureMaker
 from roll.runtime.reward_router import RewardRouter
+
+
+def reward_timeout_s(config: RlvrBase) -> float:
+    """Return the time limit for the rewards of one request, in seconds: well above the limits that
+    the rewards have themselves; none (infinity) if one waits for a device that training steps may
+    take, however long these are."""
+    rewards = config.rewards.values()
+    if any(
+        one.model is not None or (one.judge is not None and one.judge.by in config.cluster_judges)
+        for one in rewards
+    ):
+        return math.inf
+    own_s = (one.limit_s + (one.queue_timeout_s or 0.0) for one in rewards)
+    return max(REWARD_TIMEOUT_S, 2 * max(own_s, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,7 @@ class GroupMakers:
             "seed": self.config.seed,
             "request_timeout_s": self.config.rollout.request_timeout_s,
             "redundant": redundant,
+            "reward_timeout_s": reward_timeout_s(self.config),
         }
 
     def _score_group(self, purpose: Purpose) -> ScoreGroup | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_after_a_failure_the_others_are_stopped_and_the_error_is_raised() -> Non
 
 def test_nothing_at_all_is_done_at_once() -> None:
     assert run_virtually(all_or_first_error([])) == []
+
+
+def test_a_shared_limit_of_infinity_is_none() -> None:
+    async def main() -> float:
+        with SharedTimeout(inf).wait():
+            await asyncio.sleep(1e6)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(main()) == 1e6
 
 
 def test_waits_that_share_a_limit_expire_each_at_its_own_time() -> None:

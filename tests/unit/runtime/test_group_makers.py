@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
+from roll.config.sections.reward import RewardConfig
 from roll.core.errors import EnvironmentFailedError
 from roll.rewards.execution.counters import Purpose
-from roll.runtime.group_makers import EpisodeMakers
+from roll.runtime.group_makers import EpisodeMakers, reward_timeout_s
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,26 @@ def test_a_tenth_of_the_episodes_may_fail_however_many_players_each_has(
         failed.count("lake", "it broke")
     with pytest.raises(EnvironmentFailedError, match=f"the {episodes} to come"):
         failed.count("lake", "it broke")
+
+
+JUDGED = {"judge": {"by": "own", "template": "judge.txt", "verdict": {"kind": "number"}}}
+
+
+@pytest.mark.parametrize(
+    ("reward", "on_devices", "limit_s"),
+    [
+        ({"fn": "math"}, (), 3600),
+        ({"fn": "code"}, (), 7200),  # at an hour the sample fails, and not the run
+        ({"fn": "math", "timeout_s": 4000, "queue_timeout_s": 1000}, (), 10000),
+        ({"model": {"path": "m"}}, (), math.inf),
+        (JUDGED, (), 3600),
+        (JUDGED, ("own",), math.inf),
+    ],
+)
+def test_rewards_may_wait_for_a_training_step_and_for_their_own_limits(
+    reward: dict[str, Any], on_devices: tuple[str, ...], limit_s: float
+) -> None:
+    config: Any = SimpleNamespace(
+        rewards={"r": RewardConfig.model_validate(reward)}, cluster_judges=on_devices
+    )
+    assert reward_timeout_s(config) == limit_s
