@@ -38,8 +38,6 @@ def test_a_tenth_of_the_episodes_may_fail_however_many_players_each_has(
 
 
 JUDGED = {"judge": {"by": "own", "template": "judge.txt", "verdict": {"kind": "number"}}}
-    "judge": {"by": "own", "template": "judge.txt", "verdict": {"kind": "number", "best": 10}}
-}
 
 
 @pytest.mark.parametrize(
