@@ -68,14 +68,28 @@ class Pool(Generic[W]):
         self._submitting = threading.Lock()
         self.workers = list(workers)
         """Those that run now; one that is lost is replaced."""
+        self._lost = [False] * len(workers)
+        """Whether the worker of a place is gone; the next job there starts another."""
         self._waiting: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._running: list[Ticket | None] = [None] * len(workers)
-        self._threads = [
-            threading.Thread(target=self._work, args=(place,), daemon=True, name="sandbox")
-            for place in range(len(workers))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for place in range(len(workers)):
+            self._begin(place)
+
+    def grow(self, workers: int) -> None:
+        """Start further workers until there are so many; do nothing if the pool is closed."""
+        with self._submitting:
+            while not self._closed and len(self.workers) < workers:
+                self.workers.append(self._make())
+                self._lost.append(False)
+                self._running.append(None)
+                self._begin(len(self.workers) - 1)
+
+    def _begin(self, place: int) -> None:
+        """Start the thread of a place."""
+        thread = threading.Thread(target=self._work, args=(place,), daemon=True, name="sandbox")
+        self._threads.append(thread)
+        thread.start()
 
     def submit(self, job: Job, limits: Limits) -> Ticket:
         """Put a job at the end of the queue.
@@ -118,7 +132,8 @@ class Pool(Generic[W]):
         forgotten with this frame: a waiting thread would keep its files and output.
 
         The worker is replaced when it is lost, and its job is run again; a job with which
-        `_ATTEMPTS` workers are lost fails with the error.
+        `_ATTEMPTS` workers are lost fails with the error, as one does for which no other worker can
+        be started.
         """
         ticket = self._waiting.get()
         if ticket is None:
@@ -129,18 +144,37 @@ class Pool(Generic[W]):
         if self._closed:  # `close` may have looked before this job was among the running
             ticket.cancel()
         for attempt in range(_ATTEMPTS):
-            worker = self.workers[place]
             try:
+                worker = self._worker(place)
                 worker.wait()
                 ticket.future.set_result(ticket.run_on(worker))
                 break
             except WorkerLostError as error:
-                worker.close()
-                self.workers[place] = self._make()
+                self._lose(place)
                 if attempt == _ATTEMPTS - 1:
                     ticket.future.set_exception(error)
+            except (SandboxError, ValueError) as error:  # told by the worker, which goes on
+                ticket.future.set_exception(error)
+                break
             except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job
+                self._lose(place)  # its answer may still come, and would be taken for the next
                 ticket.future.set_exception(error)
                 break
         self._running[place] = None
         return True
+
+    def _worker(self, place: int) -> W:
+        """Return the worker of a place, another one if it is lost.
+
+        Raises:
+            SandboxError: no other one can be started.
+        """
+        if self._lost[place]:
+            self.workers[place] = self._make()
+            self._lost[place] = False
+        return self.workers[place]
+
+    def _lose(self, place: int) -> None:
+        """End the worker of a place."""
+        self._lost[place] = True
+        self.workers[place].close()

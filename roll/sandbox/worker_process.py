@@ -19,6 +19,8 @@ from roll.sandbox.worker.wire import Frame, receive_frame, send_frame
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.main import main; main({})"
 _START_S = 130.0
+MOST_WAIT_MS = 2**31 - 1
+"""Longest time that the kernel waits, more than three weeks; a limit beyond it is one of that."""
 _ANSWER_S = 60.0
 """How much longer than a job's limit an answer may take."""
 
@@ -33,14 +35,28 @@ class WorkerProcess:
             settings: `level`, `places`, `path` and `preload` of its template.
 
         Raises:
-            SandboxError: this user cannot start the interpreter.
+            SandboxError: the interpreter cannot be started, or ends at once.
         """
-        self._errors = os.memfd_create("errors")
-        self._link, theirs = socket.socketpair()
+        self._answered = False
+        try:
+            self._errors = os.memfd_create("errors")
+            try:
+                self._link, theirs = socket.socketpair()
+            except BaseException:
+                os.close(self._errors)
+                raise
+        except OSError as error:
+            raise SandboxError(
+                f"cannot start a worker of the sandbox: {error.strerror}; it needs a few "
+                "descriptors (`ulimit -n`)"
+            ) from error
         with theirs:
             self._process = self._popen(theirs.fileno())
-        self._answered = False
-        send_frame(self._link, {**settings, "parent": os.getpid()})
+        try:
+            self._write({**settings, "parent": os.getpid()})
+        except BaseException:
+            self.close()
+            raise
 
     def _popen(self, descriptor: int) -> subprocess.Popen[bytes]:
         """Start the interpreter, which finds its end of the link at `descriptor`; SandboxError if
@@ -62,8 +78,9 @@ class WorkerProcess:
             self._link.close()
             os.close(self._errors)
             raise SandboxError(
-                f"cannot start {python} as user {os.geteuid()}: {error.strerror}; each folder on "
-                "the way to the interpreter must be open to the user"
+                f"cannot start {python} as user {os.geteuid()}: {error.strerror}; the machine "
+                "needs room for another process, and each folder on the way to the interpreter "
+                "must be open to the user"
             ) from error
 
     @property
@@ -179,7 +196,7 @@ class WorkerProcess:
         one may succeed; SandboxError: the worker reports any other error."""
         waiting = select.poll()
         waiting.register(self._link, select.POLLIN)
-        if not waiting.poll(timeout_s * 1000):
+        if not waiting.poll(min(timeout_s * 1000, MOST_WAIT_MS)):
             raise WorkerLostError(f"a worker of the sandbox has not answered for {timeout_s:g} s")
         frame = receive_frame(self._link)
         if frame is None:
