@@ -15,7 +15,7 @@ from roll.sandbox.levels import LEVELS, NEEDS, NONE, REMOTE, settings
 from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.pool import Pool, Ticket
 from roll.sandbox.remote.dialects import DIALECTS
-from roll.sandbox.remote.hosts import Remote
+from roll.sandbox.remote.hosts import Host, Remote
 from roll.sandbox.remote.start import found_hosts
 from roll.sandbox.remote.worker import RemoteWorker
 from roll.sandbox.selftest import find_leak
@@ -35,8 +35,6 @@ class Sandbox:
     """Why stronger levels are not used, by level."""
     languages: frozenset[str]
     """Languages of programs that it runs."""
-    host_levels: dict[str, str]
-    """Levels of the hosts that have told theirs, by address; none on this machine."""
 
     def __init__(
         self,
@@ -68,7 +66,8 @@ class Sandbox:
         if level not in known:
             raise ValueError(f"level: unknown {level!r}; expected one of {', '.join(known)}")
         self.limits = limits or Limits()
-        self.refused, self.host_levels = {}, {}
+        self.refused = {}
+        self._hosts: Sequence[Host] = ()
         self.languages = frozenset({"python"})
         self._pool: Pool[Any]
         if (level == REMOTE) != (remote is not None):
@@ -112,11 +111,18 @@ class Sandbox:
             hosts = found_hosts(remote)
         except SandboxError as error:
             raise NoLevelError(f"the level `remote` does not work: {error}") from error
-        self.host_levels = {host.url: host.level for host in hosts.all if host.level}
+        self._hosts = hosts.all
         make = partial(RemoteWorker, remote, hosts)
-        count = workers or sum(host.width for host in hosts.all)
-        self._pool = Pool(make, [make() for _ in range(count)])
+        count = workers or hosts.width
+        self._pool = pool = Pool(make, [make() for _ in range(count)])
+        if workers is None:  # a host that was down may come
+            hosts.on_growth = lambda: pool.grow(hosts.width)
         self._session_workers = SessionWorkers(make, most=2 * count)
+
+    @property
+    def host_levels(self) -> dict[str, str]:
+        """Levels of the hosts that have told theirs, by address; none on this machine."""
+        return {host.url: host.level for host in self._hosts if host.level}
 
     @property
     def width(self) -> int:

@@ -18,8 +18,20 @@ IDLE_S = 20.0
 """How long a connection is used again; hosts close those that are idle for longer."""
 
 
+_LONGEST_S = 2**31 // 1000 - 1
+"""Longest time that the kernel waits, more than three weeks."""
+_ALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+"""A machine that is gone is noticed after a minute and a half; the kernel's own 2 h are longer than
+any program may run."""
+
+
 class HostLostError(Exception):
     """A host cannot be reached, or broke off."""
+
+    def __init__(self, why: str, *, accepted: bool = False) -> None:
+        """Keep the reason, and whether the host had the whole request, so that it may have run."""
+        super().__init__(why)
+        self.accepted = accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,8 @@ class Answer:
     status: int
     body: bytes
     retry_after_s: float
+    took_s: float
+    """Time from the request to its end."""
 
     def json(self) -> Any:
         """Return its JSON value; ValueError if there is none."""
@@ -79,22 +93,26 @@ class Connection:
         """
         body = None if message is None else json.dumps(message).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
+        accepted, began = False, time.monotonic()
         try:
             link = self._connected()
-            link.settimeout(timeout_s)
+            link.settimeout(min(timeout_s, _LONGEST_S))
             self._http.request(method, self._path + path, body, headers)
+            accepted = True
             response = self._http.getresponse()
             data = response.read(most_bytes + 1)
             if len(data) > most_bytes:
-                raise HostLostError(f"answered with more than {most_bytes} bytes")
+                raise HostLostError(f"answered with more than {most_bytes} bytes", accepted=True)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise HostLostError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            told = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise HostLostError(told, accepted=accepted) from error
         except BaseException:
             self.close()
             raise
         self._last_used = time.monotonic()
-        return Answer(response.status, data, _seconds(response.headers.get("Retry-After")))
+        after_s = _seconds(response.headers.get("Retry-After"))
+        return Answer(response.status, data, after_s, self._last_used - began)
 
     def _connected(self) -> socket.socket:
         if self._http.sock is not None and time.monotonic() - self._last_used > IDLE_S:
@@ -104,6 +122,8 @@ class Connection:
             self._http.connect()
         link: socket.socket = self._http.sock
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _ALIVE.items():
+            link.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._lock:
             if self._broken_off:
                 raise HostLostError("broken off")

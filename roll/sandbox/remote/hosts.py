@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 PROTOCOLS = ("roll", "sandbox_fusion", "piston")
-_PAUSE_S = 2.0
-"""How long a host that was lost gets nothing while others live."""
+PAUSE_S = 2.0
+"""How long a host that was lost, had no room or could not run a program gets nothing while others
+do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class Host:
     """Programs that it runs at the same time."""
     level: str = ""
     """Its level of isolation; empty if it has told none."""
-    lost_until: float = 0.0
+    told: bool = False
+    """Whether it has told its width and level; those of other protocols than `roll` never do."""
+    paused_until: float = 0.0
 
 
 class Hosts:
@@ -64,23 +67,35 @@ class Hosts:
     def __init__(self, urls: Sequence[str]) -> None:
         """Know the addresses; nothing is asked yet."""
         self.all = [Host(url) for url in dict.fromkeys(each.rstrip("/") for each in urls)]
+        self.on_growth: Callable[[], None] = lambda: None
+        """Is called when a host has told its width after the start."""
         self._lock = threading.Lock()
 
-    def take(self) -> Host:
+    @property
+    def width(self) -> int:
+        """Programs that all of them run at the same time, as far as is known."""
+        return sum(each.width for each in self.all)
+
+    def take(self, but: Collection[Host] = ()) -> Host:
         """Return the host with the least to do for its size, and count a program more there.
 
-        One that was lost a moment ago comes last: it may be back when there is no other.
+        One that has refused or was lost a moment ago comes last, because it is the one with the
+        least to do; it may do better when there is no other. Hosts in `but` are left out, unless
+        there are no others.
         """
         with self._lock:
             now = time.monotonic()
             host = min(
-                self.all, key=lambda each: (max(each.lost_until, now), each.load / each.width)
+                [each for each in self.all if each not in but] or self.all,
+                key=lambda each: (max(each.paused_until, now), each.load / each.width),
             )
             host.load += 1
             return host
 
-    def give_back(self, host: Host, *, lost: bool = False) -> None:
-        """Count a program less, and note whether the host was lost."""
+    def give_back(self, host: Host, pause_s: float | None = None) -> None:
+        """Count a program less. The host gets no other one for `pause_s` if others do better; None:
+        nothing was learnt about it."""
         with self._lock:
             host.load -= 1
-            host.lost_until = time.monotonic() + _PAUSE_S if lost else 0.0
+            if pause_s is not None:
+                host.paused_until = time.monotonic() + pause_s

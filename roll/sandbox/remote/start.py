@@ -6,7 +6,6 @@ import threading
 import warnings
 
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.levels import NONE
 from roll.sandbox.outcome import Job, Limits
 from roll.sandbox.remote.hosts import Host, Hosts, Remote
 from roll.sandbox.remote.worker import RemoteWorker
@@ -50,18 +49,9 @@ def _ask_all(remote: Remote, hosts: Hosts) -> None:
     def ask(host: Host) -> None:
         worker = RemoteWorker(remote, hosts)
         try:
-            found = worker.health(host)
-            host.width, host.level = max(1, int(found["workers"])), str(found["level"])
-            if host.level == NONE:
-                warnings.warn(
-                    f"{host.url} runs programs at level `none`: they can do there what its server "
-                    "can",
-                    stacklevel=2,
-                )
+            worker.meet(host)
         except SandboxError as error:
             failed[host.url] = error
-        except (KeyError, TypeError, ValueError) as error:
-            failed[host.url] = SandboxError(f"{host.url}: its health lacks {error}")
         finally:
             worker.close()
 

@@ -6,19 +6,24 @@ import contextlib
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from roll.sandbox.errors import SandboxError, WorkerLostError
+from roll.sandbox.levels import NONE
 from roll.sandbox.outcome import Job, Limits, Outcome, cancelled
 from roll.sandbox.remote.connection import Answer, Connection, HostLostError
 from roll.sandbox.remote.dialects import DIALECTS
-from roll.sandbox.remote.hosts import Host, Hosts, Remote
+from roll.sandbox.remote.hosts import PAUSE_S, Host, Hosts, Remote
 from roll.sandbox.remote.messages import PROTOCOL, read_outcome, text_message
 
 ANSWER_S = 90.0
 """How much longer than a program's limit an answer may take: it may wait at the host, too."""
+MOST_LOST = 4
+"""Hosts that may be lost one after another while they run a program, which may be what kills them.
+A host that has started again may count twice: an old connection is noticed when it is used."""
 _SHORT_S = 60.0
 _SMALL = 2**16
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
@@ -26,6 +31,8 @@ _BUSY = (429, 503)
 """Statuses that say: there is no room now, and nothing has run."""
 _PROXY = (502, 504)
 """Statuses of a proxy whose host does not answer."""
+
+T = TypeVar("T")
 
 
 class RemoteWorker:
@@ -72,15 +79,36 @@ class RemoteWorker:
         assert self._job is not None
         message = self._dialect.message(*self._job)
         began = time.monotonic()
+
+        def read(host: Host, answer: Answer) -> Outcome:
+            found = _value(host, answer)
+            try:
+                return self._dialect.outcome(found, limits, answer.took_s)
+            except ValueError as error:
+                raise SandboxError(f"{host.url}: no outcome of a program: {error}") from None
+
         try:
-            host, answer = self._somewhere("POST", self._dialect.path, message, limits)
+            return self._somewhere("POST", self._dialect.path, message, limits, read)
         except _CancelledError:
             return cancelled(time.monotonic() - began)
-        found = _value(answer)
+
+    def meet(self, host: Host) -> None:
+        """Ask a host of `roll sandbox serve` for its width and level; warn of the level `none`.
+
+        Raises:
+            SandboxError: it is none, or cannot be reached.
+        """
+        found = self.health(host)
         try:
-            return self._dialect.outcome(found, limits, time.monotonic() - began)
-        except ValueError as error:
-            raise SandboxError(f"{host.url}: no outcome of a program: {error}") from None
+            host.width, host.level = max(1, int(found["workers"])), str(found["level"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SandboxError(f"{host.url}: its health lacks {error}") from None
+        host.told = True
+        if host.level == NONE:
+            warnings.warn(
+                f"{host.url} runs programs at level `none`: they can do there what its server can",
+                stacklevel=2,
+            )
 
     def health(self, host: Host) -> dict[str, Any]:
         """Return what a host of `roll sandbox serve` says about itself.
@@ -89,10 +117,11 @@ class RemoteWorker:
             SandboxError: it is none, or cannot be reached.
         """
         try:
-            answer = self._ask(host, "GET", "/health", None, _SHORT_S, _SMALL)
+            found = _value(host, self._ask(host, "GET", "/health", None, _SHORT_S, _SMALL))
         except HostLostError as error:
             raise WorkerLostError(f"{host.url}: {error}") from error
-        found = _value(answer)
+        except (_NoRoomError, ValueError) as error:
+            raise SandboxError(f"{host.url}: no health: {error}") from None
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             raise SandboxError(
                 f"{host.url}: expected the health of `roll sandbox serve` with protocol "
@@ -114,12 +143,15 @@ class RemoteWorker:
                 "checking programs need: use `roll sandbox serve`, or a level of this machine"
             )
         self._cancelled.clear()
+
+        def read(host: Host, answer: Answer) -> tuple[Host, str]:
+            found = _value(host, answer)
+            if not isinstance(found, dict) or not isinstance(found.get("session"), str):
+                raise SandboxError(f"{host.url}: expected a session, found {found!r:.200}")
+            return host, found["session"]
+
         message = {"limits": asdict(limits)}
-        host, answer = self._somewhere("POST", "/sessions", message, limits)
-        found = _value(answer)
-        if not isinstance(found, dict) or not isinstance(found.get("session"), str):
-            raise SandboxError(f"{host.url}: expected a session, found {found!r:.200}")
-        self._session = host, found["session"]
+        self._session = self._somewhere("POST", "/sessions", message, limits, read)
 
     def order_call(self, program: bytes) -> None:
         """Keep the program; `call_outcome` runs it."""
@@ -139,14 +171,15 @@ class RemoteWorker:
         message, began = {"program": text_message(self._program)}, time.monotonic()
         path, timeout_s = f"/sessions/{name}/run", limits.wall_s + ANSWER_S
 
-        def ask() -> Answer:
+        def ask() -> Any:
             try:
-                return self._ask(host, "POST", path, message, timeout_s, _most(limits))
+                answer = self._ask(host, "POST", path, message, timeout_s, _most(limits))
             except HostLostError as error:
                 raise WorkerLostError(f"{host.url}: the session is lost: {error}") from error
+            return _value(host, answer)
 
         try:
-            found = _value(self._with_room(ask))
+            found = self._with_room(ask)
         except _CancelledError:
             return cancelled(time.monotonic() - began), False
         if not isinstance(found, dict) or not isinstance(found.get("open"), bool):
@@ -191,49 +224,84 @@ class RemoteWorker:
         self._links.clear()
 
     def _somewhere(
-        self, method: str, path: str, message: Any, limits: Limits
-    ) -> tuple[Host, Answer]:
-        """Ask one host after another until one has room; return it and its answer.
+        self,
+        method: str,
+        path: str,
+        message: Any,
+        limits: Limits,
+        read: Callable[[Host, Answer], T],
+    ) -> T:
+        """Ask one host after another until one has room and does it; return what `read` makes of
+        its answer. A host for which `read` raises SandboxError is asked once, if there are others.
 
         Raises:
-            SandboxError: none had within `patience_s`, or one refused the request.
+            SandboxError: none had room within `patience_s`, or none could do it.
+            ValueError: one says that the request is wrong.
         """
-        timeout_s, last = limits.wall_s + ANSWER_S, [self._hosts.all[0]]
+        timeout_s, unable = limits.wall_s + ANSWER_S, list[Host]()
 
-        def ask() -> Answer:
-            host = last[0] = self._hosts.take()
-            lost = True
+        def ask() -> T:
+            host, pause_s = self._hosts.take(unable), PAUSE_S
             try:
                 answer = self._ask(host, method, path, message, timeout_s, _most(limits))
-                lost = answer.status in _PROXY
-                if lost:
+                if answer.status in _PROXY:
                     raise _NoRoomError(f"{host.url}: status {answer.status}: {answer.error}")
-                return answer
+                found = read(host, answer)
+                pause_s = 0.0
             except HostLostError as error:
-                raise _NoRoomError(f"{host.url}: {error}") from error
+                raise _NoRoomError(f"{host.url}: {error}", accepted=error.accepted) from error
+            except ValueError:
+                pause_s = 0.0
+                raise
+            except SandboxError as error:
+                unable.append(host)
+                if len(unable) < len(self._hosts.all):
+                    raise _NoRoomError(str(error), elsewhere=True) from error
+                raise
             finally:
-                self._hosts.give_back(host, lost=lost and not self._cancelled.is_set())
+                self._hosts.give_back(host, None if self._cancelled.is_set() else pause_s)
+            self._meet_late(host)
+            return found
 
-        answer = self._with_room(ask)
-        return last[0], answer
+        return self._with_room(ask)
 
-    def _with_room(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask again, with growing waits, while there is no room."""
-        deadline, wait_s = time.monotonic() + self._remote.patience_s, _FIRST_WAIT_S
+    def _meet_late(self, host: Host) -> None:
+        """Ask a host that was down at the start for its width and level, now that it lives."""
+        if host.told or self._remote.protocol != "roll":
+            return
+        host.told = True  # one of the workers is enough
+        try:
+            self.meet(host)
+        except (SandboxError, _CancelledError):
+            host.told = False  # after the next program
+        else:
+            self._hosts.on_growth()
+
+    def _with_room(self, ask: Callable[[], T]) -> T:
+        """Ask again, with growing waits, while there is no room. Time that a program ran before its
+        host was lost is no waiting."""
+        patience_s, lost = self._remote.patience_s, 0
+        deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
-            asked_s = 0.0
             try:
-                answer = ask()
-                if answer.status not in _BUSY:
-                    return answer
-                why, asked_s = f"no room ({answer.error})", answer.retry_after_s
+                return ask()
             except _NoRoomError as error:
-                why = str(error)
+                why = error
+            if why.accepted:
+                lost += 1
+                if lost == MOST_LOST:
+                    raise SandboxError(
+                        f"a program was given up with the {lost}th host that was lost while it "
+                        f"ran; the last: {why}"
+                    )
+                deadline, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
+            if why.elsewhere:
+                continue
             # Random, so that programs that were refused together do not come back together.
-            pause_s = max(asked_s, wait_s) * random.uniform(0.5, 1)
+            pause_s = max(why.after_s, wait_s) * random.uniform(0.5, 1)
             if time.monotonic() + pause_s > deadline:
                 raise SandboxError(
-                    f"no host of the sandbox took a program within {self._remote.patience_s:g} s; "
+                    f"no host of the sandbox took a program within {patience_s:g} s; "
                     f"the last said: {why}"
                 )
             if self._cancelled.wait(pause_s):
@@ -274,28 +342,45 @@ class RemoteWorker:
 class _NoRoomError(Exception):
     """Error: another try, perhaps elsewhere, may succeed."""
 
+    def __init__(
+        self, why: str, *, after_s: float = 0.0, accepted: bool = False, elsewhere: bool = False
+    ) -> None:
+        """Keep what is known of the try.
+
+        Args:
+            why: what the host said, or what became of it.
+            after_s: when it wants to be asked again.
+            accepted: whether it was lost with the program.
+            elsewhere: whether another host can be asked at once.
+        """
+        super().__init__(why)
+        self.after_s, self.accepted, self.elsewhere = after_s, accepted, elsewhere
+
 
 class _CancelledError(Exception):
     """Error: nobody waits for the program any more."""
 
 
-def _value(answer: Answer) -> Any:
+def _value(host: Host, answer: Answer) -> Any:
     """Return the JSON value of an answer.
 
     Raises:
+        _NoRoomError: the host has no room.
         ValueError: the host says that the request is wrong.
         SandboxError: the host could not do it, or the answer is none.
     """
+    if answer.status in _BUSY:
+        raise _NoRoomError(f"{host.url}: no room ({answer.error})", after_s=answer.retry_after_s)
     if answer.status in (400, 413):
         raise ValueError(answer.error)
     if answer.status == 401:
-        raise SandboxError(f"the host refuses the token: {answer.error}")
+        raise SandboxError(f"{host.url}: the host refuses the token: {answer.error}")
     if answer.status != 200:
-        raise SandboxError(f"the host answered with status {answer.status}: {answer.error}")
+        raise SandboxError(f"{host.url}: status {answer.status}: {answer.error}")
     try:
         return answer.json()
     except (ValueError, RecursionError) as error:
-        raise SandboxError(f"the host's answer is no JSON: {error}") from None
+        raise SandboxError(f"{host.url}: the answer is no JSON: {error}") from None
 
 
 def _most(limits: Limits) -> int:
