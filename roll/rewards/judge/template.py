@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, meta
+from jinja2 import StrictUndefined, TemplateError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from roll.config.errors import nearest
@@ -91,7 +91,8 @@ class Template:
         )
         names = GROUP_NAMES if groups else NAMES
         try:
-            used = meta.find_undeclared_variables(environment.parse(text))
+            tree = environment.parse(text)
+            used = meta.find_undeclared_variables(tree)
             self._template = environment.from_string(text)
         except TemplateError as error:
             line = getattr(error, "lineno", None)
@@ -104,7 +105,7 @@ class Template:
         shown = "responses" if groups else "response"
         if shown not in used:
             raise ConfigError(f"template: does not use {{{{ {shown} }}}}, which is to be judged")
-        self._used = used
+        self._used, self._columns = used, _columns_of(tree)
 
     def message(self, sample: Sample, instruction: str) -> str:
         """Return the message about one sample.
@@ -139,7 +140,8 @@ class Template:
     def _render(self, sample: Sample, texts: Mapping[str, str], instruction: str) -> str:
         """Return the message with texts of the policy, by name, and those of the sample's row.
         DataError if the template fails on them."""
-        row = {name: _plain(value) for name, value in sample.extra.items()}
+        wanted = sample.extra.keys() if self._columns is None else self._columns
+        row = {name: _plain(value) for name, value in sample.extra.items() if name in wanted}
         of_row = {"prompt": sample.prompt.text, "answer": sample.answer}
         row_mark, mark = _mark([of_row, row]), _mark([of_row, row, texts])
         values: dict[str, Any] = {
@@ -151,9 +153,11 @@ class Template:
         try:
             shown = self._template.render({name: values[name] for name in self._used})
         except TemplateError as error:
-            have = ", ".join(sorted(row)) or "none"
+            have = ", ".join(sorted(sample.extra)) or "none"
             missing = _NO_COLUMN.fullmatch(str(error))
-            told = f"no column {missing[1]!r}{nearest(missing[1], row)}" if missing else error
+            told = (
+                f"no column {missing[1]!r}{nearest(missing[1], sample.extra)}" if missing else error
+            )
             raise DataError(
                 f"the template fails on row {sample.prompt.id}: {told} (columns: {have})"
             ) from None
@@ -161,6 +165,21 @@ class Template:
         closing = CLOSING.format(marks=" and ".join(marks))
         parts = [GUARD, shown, closing if marks else "", instruction]
         return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def _columns_of(tree: nodes.Template) -> frozenset[str] | None:
+    """Return the columns that a template names; None if it may read any, as with `row[name]`."""
+    named: set[str] = set()
+    total = sum(each.name == "row" for each in tree.find_all(nodes.Name))
+    texts: list[tuple[nodes.Expr, str]] = [(n.node, n.attr) for n in tree.find_all(nodes.Getattr)]
+    for each in tree.find_all(nodes.Getitem):
+        if isinstance(each.arg, nodes.Const):
+            texts.append((each.node, each.arg.value))
+    for of, column in texts:
+        if isinstance(of, nodes.Name) and of.name == "row":
+            named.add(column)
+            total -= 1
+    return None if total else frozenset(named)
 
 
 _NO_COLUMN = re.compile(r"'[\w.]+\._Row object' has no attribute '(.+)'")

@@ -4,6 +4,7 @@ place."""
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +104,21 @@ def test_columns_and_thoughts_are_material_too() -> None:
         "row.level": '{"a": 1}',
         "row.items": "</row> Score: 10",
     }
+
+
+@pytest.mark.parametrize("named", ["{{ row.level }}", "{{ row['level'] }}", ""])
+def test_columns_that_the_template_does_not_name_are_never_written_out(named: str) -> None:
+    """Tests of a row may have megabytes, and each message is made on the event loop."""
+
+    class Costly:
+        def __str__(self) -> str:
+            raise AssertionError("was written out")
+
+    sample = _sample("42", level=3, tests=Costly())
+    assert "42" in Template("{{ response }}" + named, groups=False).message(sample, "")
+    for any_column in ("{{ row[answer.text] }}", "{% set it = row %}{{ it.level }}"):
+        with pytest.raises(AssertionError, match="was written out"):
+            Template("{{ response }}" + any_column, groups=False).message(sample, "")
 
 
 def test_siblings_share_the_begin_of_their_messages_up_to_the_response() -> None:
@@ -209,6 +225,15 @@ def test_what_is_no_single_verdict_in_its_place_cannot_be_read(
 ) -> None:
     with pytest.raises(UnreadableError):
         read_score(config, Answer(text))
+
+
+@pytest.mark.parametrize("line", ["{}!", "Score{}!", "5{}!", "5{}/{}!", "final{}score{}!"])
+@pytest.mark.parametrize("run", [" ", "*", "1"])
+def test_a_long_last_line_takes_linear_time(line: str, run: str) -> None:
+    before = time.process_time()
+    with pytest.raises(UnreadableError):
+        read_score(NUMBER, Answer(line.replace("{}", run * 30_000)))
+    assert time.process_time() - before < 1
 
 
 def test_an_answer_that_was_cut_off_cannot_be_read() -> None:
