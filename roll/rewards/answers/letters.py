@@ -17,11 +17,12 @@ from roll.rewards.math.final_answer import last_box
 MAX_LINE_CHARS = 300
 """Largest length of a line that may be an answer by itself, in characters."""
 
-_WORDS = r"(?:[ \t]+(?!not\b|isn)[\w'-]{1,20}){0,6}?"
+# Runs of blanks and stars are possessive: others could be divided in as many ways as they are long.
+_WORDS = r"(?:[ \t]++(?!not\b|isn)[\w'-]{1,20}){0,6}?"
 _VERB = r"(?:is|are|was|would be|should be|must be|has to be|will be)\b(?![ \t]+not\b)|[:=\uff1a]"
 _STATED = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|final|chosen)[ \t]+(?:option|choice|one|letter))\b\**"
-    rf"{_WORDS}[ \t]*\**[ \t]*(?:{_VERB})"
+    rf"\b(?:answers?|(?:correct|right|best|final|chosen)[ \t]++(?:option|choice|one|letter))\b\**+"
+    rf"{_WORDS}[ \t]*+\**+[ \t]*+(?:{_VERB})"
     r"|\b(?:I|we)(?:['\u2019](?:ll|d)|[ \t]+will|[ \t]+would)?[ \t]+"
     r"(?:choose|pick|select|go[ \t]+with)\b"
     r"|\b(?:option|choice|letter)\b\**[ \t]*[:=]|\banswer\b\**[ \t]+[-\u2013\u2014](?=[ \t])"

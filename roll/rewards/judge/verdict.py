@@ -31,8 +31,8 @@ MAX_LISTED = 101
 PATTERN_TIMEOUT_S = 1.0
 """Time limit of the regular expression of a class, in seconds."""
 _NUMBER = re.compile(
-    r"[*_#\s]*(?:(?:final\s+)?(?:score|rating|grade|verdict)[*_\s]*[:=])?[*_\s]*"
-    r"(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?[*_.\s]*",
+    r"[*_#\s]*+(?:(?:final\s++)?(?:score|rating|grade|verdict)[*_\s]*+[:=])?[*_\s]*+"
+    r"(-?\d++(?:\.\d++)?)(?:\s*+/\s*+(\d++(?:\.\d++)?))?[*_.\s]*+",
     re.IGNORECASE,
 )
 _BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)

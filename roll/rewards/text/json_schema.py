@@ -15,7 +15,7 @@ from roll.rewards.packages import optional_package
 from roll.rewards.text.limited import SCHEMA_CPU_S, fits_schema, limited
 from roll.rewards.text.references import final_of
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[ \t]*+$", re.MULTILINE)
 
 
 def json_reward(

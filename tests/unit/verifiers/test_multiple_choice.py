@@ -212,6 +212,14 @@ def test_long_hostile_responses_take_linear_time(unit: str) -> None:
     assert time.process_time() - before < 3
 
 
+@pytest.mark.parametrize("begin", ["the answer", "the answer is", "right option", "I pick", "答案"])
+@pytest.mark.parametrize("run", [" ", "*", "\t", " *", "* "])
+def test_a_long_run_behind_the_word_answer_takes_linear_time(begin: str, run: str) -> None:
+    before = time.process_time()
+    find_choice(f"{begin}{run * 50_000}x", CITIES)
+    assert time.process_time() - before < 1
+
+
 @given(st.text(max_size=100), st.sampled_from([FOUR, CITIES]))
 @settings(deadline=None)
 def test_no_response_fails(response: str, options: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from roll.rewards.execution.pool import RewardPool
 from roll.rewards.loading import load_reward
 from roll.rewards.text.bleu import bleu, bleu_reward
 from roll.rewards.text.contains import contains_reward
-from roll.rewards.text.json_schema import json_reward
+from roll.rewards.text.json_schema import json_reward, json_text
 from roll.rewards.text.number import number_reward, parse_number
 from roll.rewards.text.pattern import pattern_reward
 from roll.rewards.text.rouge import rouge, rouge_reward
@@ -96,6 +96,15 @@ def test_the_best_reference_counts_and_thoughts_do_not() -> None:
         ("C++ (sic)", {"phrases": ("c++", "(sic)")}, 1.0),
         ("one two three cats", {"phrases": ("cats",), "max_words": 3}, 0.0),
         ("<think>cats</think>dogs", {"phrases": ("cats",)}, 0.0),
+        ("答案是东京塔。", {"phrases": ("东京",)}, 1.0),
+        ("東京タワーです", {"phrases": ("タワー",)}, 1.0),
+        ("ผมรักแมวมาก", {"phrases": ("แมว",)}, 1.0),
+        ("我用GPU加速", {"phrases": ("gpu",)}, 1.0),
+        ("我用GPUs加速", {"phrases": ("gpu",)}, 0.0),
+        ("不是东京", {"phrases": ("东京",), "how": "none"}, 0.0),
+        ("是东京,Tokyo!", {"phrases": ("东京",), "max_words": 4}, 1.0),
+        ("是东京,Tokyo!", {"phrases": ("东京",), "max_words": 3}, 0.0),
+        ("서울에서 왔어요", {"phrases": ("서울에서",), "max_words": 2}, 1.0),
     ],
 )
 def test_phrases_are_found(response: str, options: dict[str, Any], score: float) -> None:
@@ -255,6 +264,14 @@ def test_long_hostile_responses_take_linear_time(unit: str) -> None:
     _all(response)
     assert _score(json_reward, response, schema=SCHEMA) == 0.0
     assert time.process_time() - before < 6
+
+
+@pytest.mark.parametrize("begin", ["```", "\n```", " ```json", ""])
+@pytest.mark.parametrize("run", [" ", "\t", "x"])
+def test_a_long_run_behind_a_fence_takes_linear_time(begin: str, run: str) -> None:
+    before = time.process_time()
+    assert json_text(f"{begin}{run * 100_000}x y", "block") is None
+    assert time.process_time() - before < 1
 
 
 @given(st.text(max_size=80))
