@@ -10,10 +10,11 @@ from typing import Literal
 from roll.core.errors import ConfigError
 from roll.core.types import Sample
 from roll.rewards.api import Reward
+from roll.rewards.form.scripts import WITHOUT_SPACES
 from roll.rewards.thinking import final_text
 
-_WITHOUT_SPACES = r"\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0e7f"
-_UNIT = re.compile(rf"[{_WITHOUT_SPACES}]|[^\W{_WITHOUT_SPACES}]+")
+_ALONE = rf"{WITHOUT_SPACES}\uac00-\ud7af"
+_UNIT = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 MIN_CHARS = 200
 """Shortest text whose compression is judged, in characters; short texts say little."""
 

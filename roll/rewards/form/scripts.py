@@ -8,6 +8,9 @@ from collections import Counter
 
 _SAME = {"CJK": "Han", "HIRAGANA": "Han", "KATAKANA": "Han", "KANGXI": "Han", "FULLWIDTH": "Latin"}
 """Japanese is written in several scripts; here they are one with Han."""
+WITHOUT_SPACES = r"\u2e80-\u9fff\u0e00-\u0e7f"
+"""Chinese, Japanese and Thai characters, which stand in sentences without spaces between words; for
+the brackets of a pattern."""
 
 
 @functools.lru_cache(maxsize=65536)

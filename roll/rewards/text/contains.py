@@ -10,7 +10,12 @@ from roll.core.errors import ConfigError
 from roll.core.types import Sample
 from roll.rewards.answers.qa import right_answers
 from roll.rewards.api import Reward
+from roll.rewards.form.scripts import WITHOUT_SPACES
 from roll.rewards.text.references import final_of
+
+_LETTER = rf"[^\W{WITHOUT_SPACES}]"
+"""A character that makes a longer word of a word beside it."""
+_WORD = re.compile(rf"(?=\w)[{WITHOUT_SPACES}]|[^\s{WITHOUT_SPACES}]+")
 
 
 def contains_reward(
@@ -35,9 +40,10 @@ def contains_reward(
             are left out: the answer of the row, a text or the JSON text of a list.
         how: `all`, `any` or `none` of them must occur; `share` is the share that occurs.
         case: True: case counts.
-        whole_words: False finds a phrase inside of words, too.
+        whole_words: False finds a phrase inside of words, too. Chinese, Japanese and Thai have no
+            spaces between words, so that a phrase is found anywhere there.
         max_words: largest number of words of the text; a longer one, which may list everything,
-            scores 0.
+            scores 0. A Chinese, Japanese or Thai character is a word.
 
     Parts: `share`, the share that occurs; `short`, 1 unless the text is too long.
 
@@ -49,7 +55,7 @@ def contains_reward(
     text = _plain(final, case)
     found = [_occurs(_plain(phrase, case), text, whole_words) for phrase in wanted]
     share = sum(found) / len(found) if found else 0.0
-    short = max_words is None or len(final.split()) <= max_words
+    short = max_words is None or len(_WORD.findall(final)) <= max_words
     holds = {"all": share == 1.0, "any": share > 0, "none": share == 0.0}
     score = share if how == "share" else float(holds[how])
     parts = {"share": share, "short": float(short)}
@@ -63,12 +69,18 @@ def _plain(text: str, case: bool) -> str:
 
 
 def _occurs(phrase: str, text: str, whole_words: bool) -> bool:
-    """Return whether a phrase stands in the text, with `whole_words` not inside of a word."""
+    """Return whether a phrase stands in the text, with `whole_words` not inside of a word. Letters
+    beside it are of another word where a script has no spaces."""
     if not whole_words:
         return phrase in text
-    before = r"(?<!\w)" if phrase[:1].isalnum() else ""
-    after = r"(?!\w)" if phrase[-1:].isalnum() else ""
+    before = rf"(?<!{_LETTER})" if _ends_word(phrase[:1]) else ""
+    after = rf"(?!{_LETTER})" if _ends_word(phrase[-1:]) else ""
     return bool(re.search(before + re.escape(phrase) + after, text))
+
+
+def _ends_word(char: str) -> bool:
+    """Return whether a character at the edge of a phrase must be the edge of a word."""
+    return char.isalnum() and re.match(_LETTER, char) is not None
 
 
 def check_contains(
