@@ -1,5 +1,4 @@
-"""Which host gets a program, and how often, when hosts refuse, break off or come late; the hosts are
-scripted."""
+"""Which host gets a program, and how often, when scripted hosts refuse, break off or come late."""
 
 from __future__ import annotations
 
@@ -14,13 +13,16 @@ import pytest
 from aiohttp import web
 
 from roll.core.threads.loop_thread import LoopThread
-from roll.sandbox import Job, Limits, Outcome, Remote, Sandbox, SandboxError, Status
+from roll.sandbox import Job, Limits, NoLevelError, Outcome, Remote, Sandbox, SandboxError, Status
 from roll.sandbox.remote.connection import Connection
+from roll.sandbox.remote.dialects import DIALECTS
 from roll.sandbox.remote.hosts import Hosts
 from roll.sandbox.remote.messages import PROTOCOL, outcome_message
+from roll.sandbox.remote.start import HELLO_CHARS
 from roll.sandbox.remote.worker import MOST_LOST, RemoteWorker
 
-DONE = Outcome(Status.OK, 0, None, "42\n", "", False, 0.0, 0.0, 0.0, "")
+HELLO = "42".ljust(HELLO_CHARS, ".")
+DONE = Outcome(Status.OK, 0, None, HELLO, "", False, 0.0, 0.0, 0.0, "")
 LIMITS = Limits(wall_s=5)
 
 
@@ -93,7 +95,7 @@ def run(worker: RemoteWorker, limits: Limits = LIMITS) -> Outcome:
 def test_a_host_that_refuses_is_left_alone_while_another_one_works(status: int) -> None:
     bad, good = Scripted(refusal(status)), Scripted(done)
     with up(bad, good) as urls, asking(urls) as worker:
-        assert [run(worker).stdout for _ in range(5)] == ["42\n"] * 5
+        assert [run(worker) for _ in range(5)] == [DONE] * 5
     assert (bad.programs, good.programs) == (1, 5)
 
 
@@ -106,9 +108,9 @@ def test_an_answer_that_is_none_is_a_fault_of_its_host() -> None:
 
 def test_a_program_that_no_host_can_run_is_tried_once_at_each() -> None:
     hosts = [Scripted(refusal(500)) for _ in range(3)]
-    with up(*hosts) as urls, asking(urls) as worker:
-        with pytest.raises(SandboxError, match="status 500: cannot"):
-            run(worker)
+    refused = pytest.raises(SandboxError, match="status 500: cannot")
+    with up(*hosts) as urls, asking(urls) as worker, refused:
+        run(worker)
     assert [each.programs for each in hosts] == [1, 1, 1]
 
 
@@ -131,9 +133,9 @@ def test_time_that_a_program_ran_is_no_waiting_for_a_host() -> None:
 
 def test_a_program_with_which_every_host_is_lost_is_given_up() -> None:
     host = Scripted(None)
-    with up(host) as urls, asking(urls) as worker:
-        with pytest.raises(SandboxError, match="given up with the 4th host that was lost"):
-            run(worker)
+    given_up = pytest.raises(SandboxError, match="given up with the 4th host that was lost")
+    with up(host) as urls, asking(urls) as worker, given_up:
+        run(worker)
     assert host.programs == MOST_LOST == 4
 
 
@@ -144,8 +146,8 @@ def test_a_host_that_was_down_at_the_start_counts_when_it_comes() -> None:
         late.port = free.getsockname()[1]
     with ExitStack() as stack:
         stack.enter_context(up(first))
+        remote = Remote([first.url, late.url])
         with pytest.warns(UserWarning, match="does not answer"):
-            remote = Remote([first.url, late.url])
             sandbox = stack.enter_context(Sandbox("remote", remote=remote, limits=LIMITS))
         assert (sandbox.width, sandbox.host_levels) == (2, {first.url: "landlock"})
         stack.enter_context(up(late))
@@ -156,6 +158,41 @@ def test_a_host_that_was_down_at_the_start_counts_when_it_comes() -> None:
         assert sandbox.width == 4
         assert sandbox.host_levels == {first.url: "landlock", late.url: "landlock"}
         assert len([t for t in threading.enumerate() if t.name == "sandbox"]) == 4
+
+
+def piston(**ran: object) -> Outcome:
+    """Return the outcome of an answer of Piston's newer versions."""
+    told = {"stdout": "", "stderr": "", "code": None, "signal": "SIGKILL", **ran}
+    return DIALECTS["piston"].outcome({"run": told}, LIMITS, wall_s=1.0)
+
+
+def test_piston_is_asked_for_its_time_on_the_cpu_and_told_apart_by_it() -> None:
+    for limits, cpu_ms in ((LIMITS, 5000), (Limits(cpu_s=1.5, wall_s=5), 3000)):
+        assert DIALECTS["piston"].message(Job(""), limits)["run_cpu_time"] == cpu_ms
+    told = {"run": {"status": "TO", "cpu_time": 3010, "signal": "SIGKILL"}}
+    busy = DIALECTS["piston"].outcome(told, Limits(cpu_s=2, wall_s=9), wall_s=3.1)
+    assert (busy.status, busy.reason) == (Status.CPU_TIME, "used more than 2 s of CPU time")
+    assert piston(status="TO", cpu_time=20).status is Status.WALL_TIME
+
+
+@pytest.mark.parametrize("status", ["OL", "EL"])
+def test_output_that_the_host_itself_cuts_is_told_so(status: str) -> None:
+    short, long = (
+        piston(status=status, stdout="x" * 1024),
+        piston(status=status, stdout="x" * 2**20),
+    )
+    assert short.status is long.status is Status.OUTPUT
+    assert "raise its PISTON_OUTPUT_MAX_SIZE" in short.reason
+    assert long.reason == "wrote more than 1048576 bytes"
+
+
+def test_a_host_that_cuts_two_thousand_characters_is_refused_at_the_start() -> None:
+    def cut() -> web.StreamResponse:
+        ran = {"stdout": "4" * 1024, "stderr": "", "code": None, "signal": "SIGKILL"}
+        return web.json_response({"run": {**ran, "status": "OL"}})
+
+    with up(Scripted(cut)) as urls, pytest.raises(NoLevelError, match="PISTON_OUTPUT_MAX_SIZE"):
+        Sandbox("remote", remote=Remote(urls, protocol="piston"))
 
 
 def test_a_limit_of_years_is_waited_for_as_far_as_the_kernel_can() -> None:

@@ -152,6 +152,7 @@ class Piston:
             "files": [program, *others],
             "stdin": _text(job.stdin),
             "run_timeout": math.ceil(limits.wall_s * 1000),
+            "run_cpu_time": math.ceil(self._cpu_s(limits) * 1000),
             "run_memory_limit": math.ceil((limits.addresses_mb or limits.memory_mb) * 2**20),
         }
 
@@ -167,6 +168,7 @@ class Piston:
         if not isinstance(ran, dict):
             raise ValueError(f"`run` is {type(ran).__name__}")
         told, code, name = ran.get("status"), ran.get("code"), ran.get("signal")
+        cpu_ms = ran.get("cpu_time")
         if told == "XX":
             raise SandboxError(f"the host could not run the program: {ran.get('message')}")
         by = getattr(signal, str(name), None) if name else None
@@ -178,9 +180,18 @@ class Piston:
             exit_code=code if isinstance(code, int) and not name else None,
             signal=int(by) if isinstance(by, signal.Signals) else None,
             too_late=told == "TO" or killed_late,
+            too_busy=told == "TO"
+            and isinstance(cpu_ms, int | float)
+            and limits.cpu_s * 1000 < cpu_ms
+            and self._cpu_s(limits) < limits.wall_s,
             too_much=told in ("OL", "EL"),
             wall_s=wall_s,
         ).outcome(limits)
+
+    def _cpu_s(self, limits: Limits) -> float:
+        """Return the limit of CPU time for Piston, which has one of 3 s if it is not asked; for
+        Python behind the program's own. More than `wall_s` would only be refused more often."""
+        return min(math.ceil(limits.cpu_s) + 1, limits.wall_s)
 
 
 def _not_built(told: Mapping[str, Any], wall_s: float) -> Outcome:
@@ -207,7 +218,10 @@ class _End:
     signal: int | None
     too_late: bool
     wall_s: float
+    too_busy: bool = False
+    """Whether the limit of time was that of CPU time."""
     too_much: bool = False
+    """Whether the host's own limit has cut the output."""
 
     def outcome(self, limits: Limits) -> Outcome:
         """Return it with a status; one that ended in no known way has crashed."""
@@ -228,10 +242,15 @@ class _End:
         )
 
     def _judged(self, limits: Limits, cut: bool) -> tuple[Status, str]:
-        if self.too_late:
+        if self.too_late and not self.too_busy:
             return Status.WALL_TIME, f"took longer than {limits.wall_s:g} s"
-        if self.signal == signal.SIGXCPU:
+        if self.too_busy or self.signal == signal.SIGXCPU:
             return Status.CPU_TIME, f"used more than {limits.cpu_s:g} s of CPU time"
+        if self.too_much and max(len(self.stdout), len(self.stderr)) < limits.output_bytes:
+            return Status.OUTPUT, (
+                f"wrote more than the host keeps, which is less than {limits.output_bytes} bytes: "
+                "raise its PISTON_OUTPUT_MAX_SIZE"
+            )
         if cut:
             return Status.OUTPUT, f"wrote more than {limits.output_bytes} bytes"
         if self.exit_code is None:

@@ -12,7 +12,9 @@ from roll.sandbox.remote.worker import RemoteWorker
 
 UNKNOWN_WIDTH = 8
 """Programs at the same time for a host that does not say how many it runs."""
-_HELLO = Job("print(sum(map(int, input().split())))", "19 23")
+HELLO_CHARS = 2000
+"""Length of the output of the first program, more than Piston keeps unless it is told to."""
+_HELLO = Job(f"print(str(sum(map(int, input().split()))).ljust({HELLO_CHARS}, '.'))", "19 23")
 _HELLO_WALL_S = {"roll": 30.0, "sandbox_fusion": 30.0, "piston": 2.5}  # Piston allows 3 s
 
 
@@ -37,8 +39,11 @@ def found_hosts(remote: Remote) -> Hosts:
         raise SandboxError(f"a host refuses an honest program: {error}") from None
     finally:
         worker.close()
-    if not outcome.ok or outcome.stdout.strip() != "42":
-        raise SandboxError(f"an honest program did not run: {outcome}")
+    if not outcome.ok:
+        told = f"{outcome.reason}; {outcome.stderr[-300:]}".rstrip("; \n")
+        raise SandboxError(f"an honest program did not run: {told}")
+    if outcome.stdout.strip() != "42".ljust(HELLO_CHARS, "."):
+        raise SandboxError(f"an honest program printed something else: {outcome.stdout[:100]!r}")
     return hosts
 
 
