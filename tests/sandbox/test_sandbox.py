@@ -17,7 +17,7 @@ import pytest
 from roll.sandbox import Job, Limits, NoLevelError, Sandbox, SandboxError, Status
 from roll.sandbox.levels import LEVELS, settings
 from roll.sandbox.selftest import find_leak
-from roll.sandbox.worker.template_process import FIRST_USER
+from roll.sandbox.worker.template_process import FIRST_USER, NOBODY, counts_alone
 from roll.sandbox.worker.usage import descendants
 from roll.sandbox.worker_process import WorkerProcess
 
@@ -349,6 +349,25 @@ def test_nothing_is_left_of_a_worker_that_is_killed_at_any_moment(strongest: San
     while left() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left() == []
+
+
+@pytest.mark.parametrize(
+    ("level", "user", "alone"),
+    [
+        ("namespaces", None, True),
+        ("namespaces", NOBODY, True),
+        ("landlock", FIRST_USER + 7, True),
+        ("strict", FIRST_USER + 7, True),
+        ("landlock", NOBODY, False),  # the user of all workers
+        ("strict", NOBODY, False),
+        ("landlock", None, False),
+        ("none", FIRST_USER + 7, False),
+    ],
+)
+def test_the_kernel_limits_processes_only_where_it_counts_no_others(
+    level: str, user: int | None, alone: bool
+) -> None:
+    assert counts_alone(level, user) is alone
 
 
 def test_a_template_that_dies_is_replaced(strongest: Sandbox) -> None:

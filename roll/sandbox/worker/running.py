@@ -22,7 +22,7 @@ from typing import Any
 
 from .inside.job import DONE, RAISED, READY
 from .inside.namespaces import WORK
-from .template_process import BrokenTemplateError, TemplateProcess
+from .template_process import BrokenTemplateError, TemplateProcess, counts_alone
 from .usage import Usage, descendants, read_usage, shared_memory
 
 LOOK_S = 0.02
@@ -143,7 +143,6 @@ class Running:
 
     def _resource_limits(self, disk: int) -> list[tuple[str, int]]:
         """Return the limits of each process: nets below what is measured over all of them."""
-        level = self.template.level
         memory = int((self.limits["addresses_mb"] or self.limits["memory_mb"]) * 2**20)
         more = max(memory - self.template.memory, 2**24)
         limits = [
@@ -157,8 +156,7 @@ class Running:
         ]
         if not self.session:
             limits.append(("RLIMIT_CPU", math.ceil(self.limits["cpu_s"]) + 1))
-        # Elsewhere the user's other processes would count.
-        if level == "namespaces" or (self.template.user is not None and level != "none"):
+        if counts_alone(self.template.level, self.template.user):
             limits.append(("RLIMIT_NPROC", self.limits["processes"] + _HELPERS))
         return [(name, value) for name, value in limits if hasattr(resource, name)]
 

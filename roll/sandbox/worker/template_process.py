@@ -21,7 +21,8 @@ _START_S = 120.0
 """How long the imports of a template may take."""
 FIRST_USER = 1 << 30
 """Plus the worker's pid: the user of its jobs, if root may choose one."""
-_NOBODY = 65534
+NOBODY = 65534
+"""Where a machine has few ids, the user of the jobs of all workers."""
 _SETGID, _SETUID = 6, 7  # bits of capabilities
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.template import main; main({})"
@@ -182,10 +183,16 @@ def unprivileged_user() -> int | None:
     capabilities = int(status.split("CapEff:")[1].split()[0], 16)
     if os.geteuid() != 0 or not capabilities >> _SETUID & capabilities >> _SETGID & 1:
         return None
-    for user in (FIRST_USER + os.getpid(), _NOBODY):
+    for user in (FIRST_USER + os.getpid(), NOBODY):
         if all(_exists(user, Path(f"/proc/self/{name}")) for name in ("uid_map", "gid_map")):
             return user
     return None
+
+
+def counts_alone(level: str, user: int | None) -> bool:
+    """Return whether the kernel counts the processes of a template's jobs apart from all others. It
+    counts those of a user, in each user namespace anew; `user` as in `unprivileged_user`."""
+    return level == "namespaces" or (level != "none" and user not in (None, NOBODY))
 
 
 def _exists(user: int, ids: Path) -> bool:
