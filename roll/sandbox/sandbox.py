@@ -66,10 +66,10 @@ class Sandbox:
         if level not in known:
             raise ValueError(f"level: unknown {level!r}; expected one of {', '.join(known)}")
         self.limits = limits or Limits()
-        self.refused, self._hosts = {}, ()
+        self.refused = {}
+        self._hosts: Sequence[Host] = ()
         self.languages = frozenset({"python"})
         self._pool: Pool[Any]
-        self._hosts: Sequence[Host]
         if (level == REMOTE) != (remote is not None):
             raise ValueError(f"remote: names the hosts of the level `remote`; found level {level}")
         if remote is not None:

@@ -171,14 +171,13 @@ def _columns_of(tree: nodes.Template) -> frozenset[str] | None:
     """Return the columns that a template names; None if it may read any, as with `row[name]`."""
     named: set[str] = set()
     total = sum(each.name == "row" for each in tree.find_all(nodes.Name))
-    for each in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        if isinstance(each.node, nodes.Name) and each.node.name == "row":
-            if isinstance(each, nodes.Getattr):
-                named.add(each.attr)
-            elif isinstance(each.arg, nodes.Const):
-                named.add(each.arg.value)
-            else:
-                return None
+    texts: list[tuple[nodes.Expr, str]] = [(n.node, n.attr) for n in tree.find_all(nodes.Getattr)]
+    for each in tree.find_all(nodes.Getitem):
+        if isinstance(each.arg, nodes.Const):
+            texts.append((each.node, each.arg.value))
+    for of, column in texts:
+        if isinstance(of, nodes.Name) and of.name == "row":
+            named.add(column)
             total -= 1
     return None if total else frozenset(named)
 
