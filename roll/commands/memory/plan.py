@@ -62,7 +62,8 @@ def devices_of(config: RunConfig, environ: Mapping[str, str]) -> Devices:
     here = address_to_join(cluster, environ) is None
     platform = cluster.platform
     if platform == "auto":
-        platform = "cuda" if here and count_gpus() else "cpu"
+        # Nothing here tells what a cluster has; one that is worth joining has GPUs.
+        platform = "cpu" if here and not count_gpus() else "cuda"
     memory = cluster.memory_gb
     if memory is None and here:
         memory = gpu_memory_gb() if platform == "cuda" else memory_gb()

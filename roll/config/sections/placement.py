@@ -120,7 +120,7 @@ class ClusterConfig(Config):
     memory_gb: float | None = Field(default=None, gt=0)
     """Memory of each GPU in GiB, or of each machine if there are no GPUs. A run that is estimated
     to need more is refused. If left out: what this machine has; nothing is refused if the run joins
-    a cluster."""
+    a cluster. It is that of a GPU where the run joins a cluster, unless `platform` is `cpu`."""
     address: str | None = None
     """Address of the Ray cluster to join, `host:port`. If left out: RAY_ADDRESS if that is set;
     otherwise a local Ray is started and stopped with the run, without the processes that `ray
