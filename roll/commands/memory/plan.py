@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -15,6 +15,7 @@ from roll.commands.memory.formula import (
     trained,
 )
 from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
+from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
@@ -24,6 +25,7 @@ from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.services.judge import ClusterJudgeConfig
 from roll.config.sections.services.opponent import OpponentConfig
+from roll.config.sections.strategy import HfScoreConfig
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.distributed.device_layout import address_to_join
 from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
@@ -89,7 +91,30 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
         else:
             needs = _computing(config, name, role, model, sizes)
         found.append(RoleMemory(name, parse_devices(config.pools[role.pool]), needs))
+    for name, pool, model, tokens in _beside_roles(config):
+        sizes = sizes_of(model)
+        if sizes is None:
+            unknown.append(model.path)
+            continue
+        passes = Passes(tokens, chunk_tokens=0, ranks=1, width=_WIDTHS[model.dtype])
+        devices_of_pool = parse_devices(config.pools[pool])
+        found.append(RoleMemory(name, devices_of_pool, scored(sizes, HfScoreConfig(), passes)))
     return found, list(dict.fromkeys(unknown))
+
+
+def _beside_roles(config: RunConfig) -> Iterator[tuple[str, str, ModelConfig, int]]:
+    """Yield name, pool and model of the reward models and of the encoders of corpora, which are no
+    roles, and the tokens of a forward pass."""
+    if not isinstance(config, RlvrBase) or not config.generates:
+        return
+    for name, reward in config.rewards.items():
+        if reward.model is not None:
+            longest = config.max_sequence_tokens
+            tokens = max(reward.max_tokens_per_microbatch, longest)
+            most = min(tokens, config.samples_per_step * longest)
+            yield f"rewards.{name}", reward.pool or config.actor_infer.pool, reward.model, most
+    for name, corpus in config.corpora.items() if isinstance(config, AgenticBase) else ():
+        yield f"corpora.{name}", corpus.pool, corpus.model, corpus.batch * corpus.max_tokens
 
 
 def _computing(
@@ -157,8 +182,9 @@ def of_devices(
 ) -> dict[int, dict[str, int]]:
     """Return, for each device, what is on it at the worst moment: bytes by role.
 
-    On GPUs roles that share a device take turns, and a push of weights has the trainer and the
-    engine there together. Without GPUs nothing moves, so all roles are there.
+    On GPUs roles that share a device take turns, but what works while the policy's engines generate
+    is there with them, and a push of weights has the trainer and the engines there together.
+    Without GPUs nothing moves, so all roles are there.
     """
     found = {}
     for device in sorted({each for role in roles for each in role.devices}):
@@ -166,21 +192,36 @@ def of_devices(
         if platform == "cpu":
             found[device] = {role: needs.total + needs.copied for role, needs in own.items()}
             continue
-        moments = [{role: needs.total} for role, needs in own.items()]
+        together = {r: needs.total for r, needs in own.items() if r.startswith(_WITH_ENGINES)}
+        moments = [{role: needs.total} for role, needs in own.items() if role not in together]
+        moments += [together] if together else []
         moments += _push(config, own)
         found[device] = max(moments, key=lambda moment: sum(moment.values()))
     return found
 
 
+_WITH_ENGINES = (Role.ACTOR_INFER, "opponents.", "judges.", "rewards.", "corpora.")
+"""Beginnings of the names of what is on its devices while the policy's engines generate."""
+
+
 def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int]]:
-    """Yield what is on a device during a push, if trainer and engine share it."""
-    if isinstance(config, RlvrBase) and {Role.ACTOR_TRAIN, Role.ACTOR_INFER} <= own.keys():
+    """Yield what is on a device during a push, if trainer and engines share it."""
+    if not isinstance(config, RlvrBase) or Role.ACTOR_TRAIN not in own:
+        return
+    engines = {name: own[name].weights for name in _pushed_to(config) if name in own}
+    if engines:
         bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
-        yield {
-            Role.ACTOR_TRAIN: own[Role.ACTOR_TRAIN].resident,
-            Role.ACTOR_INFER: own[Role.ACTOR_INFER].weights,
-            "buckets": 2 * bucket,
-        }
+        trainer = own[Role.ACTOR_TRAIN].resident
+        yield {Role.ACTOR_TRAIN: trainer, **engines, "buckets": 2 * bucket}
+
+
+def _pushed_to(config: RlvrBase) -> Collection[str]:
+    """Return the names of the engines that get the policy's weights."""
+    opponents = config.opponents.items() if isinstance(config, AgenticBase) else ()
+    return [
+        Role.ACTOR_INFER,
+        *(f"opponents.{name}" for name, one in opponents if one.every is not None),
+    ]
 
 
 def check_fit(config: RunConfig, devices: Devices) -> None:

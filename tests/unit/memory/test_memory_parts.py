@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from roll.commands.memory.formula import Needs
 from roll.commands.memory.plan import (
     Devices,
+    RoleMemory,
     check_fit,
     devices_of,
+    of_devices,
+    of_roles,
 )
+from roll.config import load_config
+from roll.config.run import RunConfig
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
-from tests.unit.commands.test_memory_estimate import recipe
+from tests.tiny import tiny_qwen3
+from tests.unit.commands.test_memory_estimate import CUDA, recipe
 
 JOINED = {"RAY_ADDRESS": "10.0.0.1:6379"}
 
@@ -32,3 +39,62 @@ def test_the_memory_told_of_a_joined_cluster_is_that_of_a_gpu(
     joined = config.model_copy(update={"cluster": of_cpus})
     with pytest.raises(ConfigError, match="machine 0 needs"):
         check_fit(joined, devices_of(joined, JOINED))
+
+
+def moment_of(config: RunConfig, platform: str = "cuda") -> dict[str, int]:
+    """What is on the last device of a run at the worst moment."""
+    roles, _ = of_roles(config, CUDA)
+    moments = of_devices(config, roles, platform)
+    return moments[max(moments)]
+
+
+def test_judges_and_reward_models_are_there_while_engines_generate(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-8B"
+    engine = "strategy: {kind: vllm, gpu_memory_utilization: 0.85}"
+    judged = recipe(
+        tmp_path,
+        "Qwen3-8B",
+        f"judges={{own: {{pool: infer, model: {{path: {folder}}}, {engine}}}}}",
+        "rewards={good: {judge: {by: own, template: '{{ response }}'}, tags: [gsm8k]}}",
+    )
+    found = moment_of(judged)
+    assert found.keys() == {"actor_infer", "judges.own"}
+    assert sum(found.values()) > 2 * 0.85 * 80 * GIB
+    with pytest.raises(ConfigError, match="judges.own"):
+        check_fit(judged, CUDA)
+    scored_by = f"rewards={{liked: {{model: {{path: {folder}}}, tags: [gsm8k]}}}}"
+    rewarded = recipe(tmp_path, "Qwen3-8B", scored_by)
+    found = moment_of(rewarded)
+    assert found.keys() == {"actor_infer", "rewards.liked"}
+    assert found["rewards.liked"] >= 2 * 8.19e9 * 0.99
+    assert "rewards.liked" in moment_of(rewarded, "cpu")
+    (tmp_path / "none").mkdir()
+    absent = recipe(tmp_path, "Qwen3-8B", scored_by.replace(str(folder), str(tmp_path / "none")))
+    assert of_roles(absent, CUDA)[1] == [str(tmp_path / "none")]
+
+
+def test_encoders_and_opponents_are_there_while_engines_generate(tmp_path: Path) -> None:
+    tiny_qwen3(tied=False).save_pretrained(tmp_path / "tiny")
+    path = tmp_path / "tiny"
+    own = "pool: all, strategy: {kind: hf}"
+    config = load_config(
+        Path("examples/agentic_self_play/run.yaml"),
+        (
+            f"model.path={path}",
+            "actor_infer.strategy={kind: hf}",
+            "pools={all: '0', other: '1'}",
+            f"corpora={{wiki: {{path: w.jsonl, pool: other, model: {{path: {path}}}}}}}",
+            f"opponents={{old: {{{own}, every: 2}}, fixed: {{{own}, model: {{path: {path}}}}}}}",
+            "environments.game.trained_seats=one",
+            "environments.game.opponent=old",
+        ),
+    ).config
+    assert moment_of(config).keys() == {"corpora.wiki"}
+    of_engines = Needs(weights=10**9, kv_cache=10**9)
+    engines = ("actor_infer", "opponents.old", "opponents.fixed")
+    roles = [RoleMemory(name, (0,), of_engines) for name in engines]
+    assert of_devices(config, roles, "cuda")[0] == dict.fromkeys(engines, 2 * 10**9)
+    trainer = RoleMemory("actor_train", (0,), Needs(weights=10**10))
+    pushed = of_devices(config, [trainer, *roles], "cuda")[0]
+    assert {"actor_train", "actor_infer", "opponents.old"} < pushed.keys()
+    assert "opponents.fixed" not in pushed
