@@ -39,13 +39,15 @@ def served(
     b = requests.width
     per_token = 2 * b * sizes.layers * sizes.keys // strategy.processes
     sequence = per_token * requests.tokens
-    weights = b * sizes.total // strategy.processes
+    quantised = sizes.quantised_bytes
+    whole = b * sizes.total if quantised is None else quantised
+    weights = whole // strategy.processes
     logits = 2 * FULL * strategy.max_num_seqs * sizes.vocab // strategy.processes
     match strategy:
         case HfEngineConfig():
             return Needs(weights=weights, kv_cache=strategy.max_num_seqs * sequence, buffers=logits)
         case VllmConfig():
-            if strategy.quantization is not None:
+            if strategy.quantization is not None and quantised is None:
                 weights = weights * _BITS.get(strategy.quantization, 8) // (8 * b)
             cache = None if strategy.kv_cache_gb is None else int(strategy.kv_cache_gb * GIB)
             default = strategy.cpu_cache_bytes(per_token, requests.tokens)

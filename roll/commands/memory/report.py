@@ -42,7 +42,8 @@ def report(config: RunConfig, devices: Devices) -> tuple[list[tuple[str, ...]], 
     if unknown:
         lines.append(
             f"memory not estimated: no config.json of {', '.join(unknown)} on this machine (its "
-            "model card's `config.json` is enough), or one of an architecture that is not counted"
+            "model card's `config.json` is enough), or one of an architecture that is not counted, "
+            "or of quantised weights whose safetensors files are not here"
         )
     return [_row(each) for each in roles], lines
 

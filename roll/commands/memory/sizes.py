@@ -41,6 +41,8 @@ class ModelSizes:
     vocab: int
     head_norms: bool
     """True if queries and keys are normalised head by head."""
+    quantised_bytes: int | None = None
+    """Bytes of all weights in files that are quantised; None: they are not."""
 
     def adapter(self, lora: LoraConfig) -> int:
         """Return about how many elements an adapter of all linear layers has: of each matrix the
@@ -54,7 +56,9 @@ def sizes_of(model: ModelConfig) -> ModelSizes | None:
     """Return the sizes of a model; None if its config.json is not on this machine, or describes an
     architecture whose parameters are not counted here.
 
-    The total is that of the safetensors files, if they are here; else it is computed.
+    The total is that of the safetensors files, if they are here; else it is computed. Tensors of
+    quantised files hold several elements in one, so it is always computed there, and None is
+    returned if the files are not here.
     """
     folder = _folder(model.path)
     if folder is None or not (folder / "config.json").is_file():
@@ -65,7 +69,19 @@ def sizes_of(model: ModelConfig) -> ModelSizes | None:
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
     stored = _stored(folder)
-    return counted if stored is None else replace(counted, total=sum(stored.values()))
+    if _is_quantised(config):
+        if stored is None:
+            return None
+        return replace(counted, quantised_bytes=sum(one.size_bytes for one in stored.values()))
+    if stored is None:
+        return counted
+    return replace(counted, total=sum(one.elements for one in stored.values()))
+
+
+def _is_quantised(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of weights that are quantised already."""
+    text = config.get("text_config") or {}
+    return any(part.get("quantization_config") for part in (config, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +199,20 @@ def stored_elements(model: ModelConfig) -> dict[str, int] | None:
     """Return the number of elements of each tensor in a model's safetensors files, by name, from
     their headers; None if a file is not on this machine."""
     folder = _folder(model.path)
-    return None if folder is None else _stored(folder)
+    stored = None if folder is None else _stored(folder)
+    return stored and {name: one.elements for name, one in stored.items()}
 
 
-def _stored(folder: Path) -> dict[str, int] | None:
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in a safetensors file."""
+
+    elements: int
+    size_bytes: int
+
+
+def _stored(folder: Path) -> dict[str, _Stored] | None:
+    """Return the tensors in a folder's safetensors files, by name; None if one cannot be read."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.is_file():
@@ -194,13 +220,17 @@ def _stored(folder: Path) -> dict[str, int] | None:
         else:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             files = [folder / name for name in sorted(set(names))]
-        return {name: elements for file in files for name, elements in _elements(file).items()}
+        return {name: tensor for file in files for name, tensor in _tensors(file).items()}
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _elements(file: Path) -> dict[str, int]:
+def _tensors(file: Path) -> dict[str, _Stored]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
-    return {name: prod(known["shape"]) for name, known in header.items() if name != "__metadata__"}
+    return {
+        name: _Stored(prod(known["shape"]), known["data_offsets"][1] - known["data_offsets"][0])
+        for name, known in header.items()
+        if name != "__metadata__"
+    }

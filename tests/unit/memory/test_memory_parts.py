@@ -3,10 +3,14 @@ quantised checkpoints, latent attention, stages of Megatron, and rows that stay 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from roll.commands.memory.engines import Requests, served
 from roll.commands.memory.formula import Needs
 from roll.commands.memory.plan import (
     Devices,
@@ -16,12 +20,18 @@ from roll.commands.memory.plan import (
     of_devices,
     of_roles,
 )
+from roll.commands.memory.sizes import sizes_of
 from roll.config import load_config
 from roll.config.run import RunConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import (
+    SglangConfig,
+    VllmConfig,
+)
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
 from tests.tiny import tiny_qwen3
-from tests.unit.commands.test_memory_estimate import CUDA, recipe
+from tests.unit.commands.test_memory_estimate import CUDA, PUBLISHED, recipe
 
 JOINED = {"RAY_ADDRESS": "10.0.0.1:6379"}
 
@@ -98,3 +108,29 @@ def test_encoders_and_opponents_are_there_while_engines_generate(tmp_path: Path)
     pushed = of_devices(config, [trainer, *roles], "cuda")[0]
     assert {"actor_train", "actor_infer", "opponents.old"} < pushed.keys()
     assert "opponents.fixed" not in pushed
+
+
+def quantised(folder: Path) -> ModelConfig:
+    """A model whose matrices are packed, two elements in a byte, with factors beside them."""
+    folder.mkdir()
+    told = {"model_type": "qwen3"} | PUBLISHED["Qwen3-4B"][0]
+    packed = {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(told | packed))
+    tensors = {
+        "model.layers.0.mlp.blocks": torch.zeros(100, dtype=torch.uint8),
+        "model.norm.weight": torch.zeros(10, dtype=torch.bfloat16),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return ModelConfig(path=str(folder))
+
+
+def test_a_quantised_checkpoint_takes_the_bytes_of_its_files_in_an_engine(tmp_path: Path) -> None:
+    model = quantised(tmp_path / "packed")
+    sizes = sizes_of(model)
+    assert sizes is not None
+    assert sizes.total == pytest.approx(4.02e9, rel=0.01)
+    requests = Requests(tokens=10, width=2)
+    assert served(sizes, VllmConfig(tp=2), requests, None).weights == (100 + 20) // 2
+    assert served(sizes, SglangConfig(), requests, None).weights == 100 + 20
+    (tmp_path / "packed" / "model.safetensors").unlink()
+    assert sizes_of(model) is None, "its bytes are not known"
