@@ -37,7 +37,7 @@ def served(
         memory: memory of the GPU, in bytes; None: it is not known, or there is no GPU.
     """
     b = requests.width
-    per_token = 2 * b * sizes.layers * sizes.keys // strategy.processes
+    per_token = _cached_bytes(sizes, strategy, b)
     sequence = per_token * requests.tokens
     quantised = sizes.quantised_bytes
     whole = b * sizes.total if quantised is None else quantised
@@ -61,3 +61,13 @@ def served(
         left = strategy.gpu_memory_utilization * memory - weights - logits
         cache = max(sequence, int(left))
     return Needs(weights=weights, kv_cache=default if cache is None else cache, buffers=logits)
+
+
+def _cached_bytes(sizes: ModelSizes, strategy: EngineConfig, b: int) -> int:
+    """Return the bytes of a token in the KV cache of a process. The vectors of latent attention
+    have no heads that tensor parallel ranks could divide; `hf` caches the keys and values that it
+    makes of them."""
+    if not sizes.latent or isinstance(strategy, HfEngineConfig):
+        return 2 * b * sizes.layers * sizes.keys // strategy.processes
+    stages = strategy.pp if isinstance(strategy, VllmConfig) else 1
+    return b * sizes.layers * sizes.latent // stages

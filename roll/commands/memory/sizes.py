@@ -41,6 +41,9 @@ class ModelSizes:
     vocab: int
     head_norms: bool
     """True if queries and keys are normalised head by head."""
+    latent: int = 0
+    """Elements that an engine caches of a token in a layer of latent attention, in place of keys
+    and values; 0: it is not latent."""
     quantised_bytes: int | None = None
     """Bytes of all weights in files that are quantised; None: they are not."""
 
@@ -153,6 +156,7 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
         feed_forward=active if number else dense // (3 * hidden),
         vocab=vocab,
         head_norms=str(told.get("model_type", "")).startswith("qwen3"),
+        latent=_latent(told),
     )
 
 
@@ -180,6 +184,12 @@ def _attention(told: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, i
     width = int(told.get("head_dim") or hidden // heads)
     keys = width * int(told.get("num_key_value_heads") or heads)
     return heads * width, keys, 2 * hidden * (heads * width + keys)
+
+
+def _latent(told: Mapping[str, Any]) -> int:
+    """Return the width of the vector of a token that latent attention makes keys and values of."""
+    rank = int(told.get("kv_lora_rank") or 0)
+    return rank + int(told["qk_rope_head_dim"]) if rank else 0
 
 
 def _folder(path: str) -> Path | None:

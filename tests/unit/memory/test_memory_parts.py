@@ -20,11 +20,12 @@ from roll.commands.memory.plan import (
     of_devices,
     of_roles,
 )
-from roll.commands.memory.sizes import sizes_of
+from roll.commands.memory.sizes import count, sizes_of
 from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
+    HfEngineConfig,
     SglangConfig,
     VllmConfig,
 )
@@ -134,3 +135,21 @@ def test_a_quantised_checkpoint_takes_the_bytes_of_its_files_in_an_engine(tmp_pa
     assert served(sizes, SglangConfig(), requests, None).weights == 100 + 20
     (tmp_path / "packed" / "model.safetensors").unlink()
     assert sizes_of(model) is None, "its bytes are not known"
+
+
+def test_engines_keep_latent_vectors_where_hf_keeps_whole_keys() -> None:
+    latent = {
+        "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 100, "num_attention_heads": 4,
+        "intermediate_size": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
+        "v_head_dim": 24,
+    }  # fmt: skip
+    sizes = count(latent)
+    requests = Requests(tokens=10, width=2)
+    token = 2 * 3 * (16 + 8)
+    assert served(sizes, VllmConfig(), requests, 0).kv_cache == 10 * token
+    # Ranks of tensor parallelism have all of it, stages that of their layers.
+    assert served(sizes, VllmConfig(tp=2), requests, 0).kv_cache == 10 * token
+    assert served(sizes, VllmConfig(tp=2, pp=3), requests, 0).kv_cache == 10 * token // 3
+    assert served(sizes, SglangConfig(kv_cache_tokens=7), requests, 0).kv_cache == 7 * token
+    whole = served(sizes, HfEngineConfig(max_num_seqs=1), requests, None).kv_cache
+    assert whole == 10 * 2 * 2 * 3 * 4 * (24 + 8)
