@@ -6,7 +6,7 @@ and backward passes, n the number of ranks that share the parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roll.commands.memory.sizes import Learned, ModelSizes
 from roll.config.sections.optimizers.kinds import (
@@ -67,6 +67,8 @@ class Passes:
     ranks: int
     width: int
     """Bytes of an element (b)."""
+    micro_batches: int = 1
+    """Micro-batches of a rank between two optimizer steps."""
 
 
 def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> Needs:
@@ -78,9 +80,7 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
         case HfScoreConfig():
             return Needs(weights=whole, activations=working, buffers=logits)
         case MegatronConfig():
-            own = b * _megatron_elements(sizes, strategy)
-            sharers = strategy.tp * strategy.cp
-            return Needs(weights=own, activations=working // sharers, buffers=logits // sharers)
+            return _megatron_scored(sizes, strategy, passes)
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
@@ -149,18 +149,22 @@ def activations(sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool) -> 
     return tokens * (kept + ends)
 
 
-def layer_activations(sizes: ModelSizes, b: int) -> int:
-    """Return the bytes of a token that a layer keeps for the backward pass."""
+def layer_activations(sizes: ModelSizes, b: int, tp: int = 1) -> int:
+    """Return the bytes of a token that a layer keeps for the backward pass.
+
+    Args:
+        tp: number of ranks that share the matrices, but not norms and residuals.
+    """
     norm = 3 * FULL if b == FULL else FULL + 2 * b  # input in float32, normalised, scaled
     head_norm = 2 * FULL if b == FULL else FULL + b
     heads = sizes.queries + sizes.keys
-    return (
-        2 * norm * sizes.hidden
-        + (head_norm * heads if sizes.head_norms else 0)
+    shared = (
+        (head_norm * heads if sizes.head_norms else 0)
         + b * (2 * sizes.queries + 2 * sizes.keys)  # queries and result; keys and values
         + FULL * sizes.heads
         + 4 * b * sizes.feed_forward
     )
+    return 2 * norm * sizes.hidden + shared // tp
 
 
 def head_buffers(sizes: ModelSizes, passes: Passes, *, learns: bool) -> int:
@@ -265,15 +269,75 @@ def _megatron(
     own = _megatron_elements(sizes, strategy)
     learning = own * trained // sizes.total
     optimized = _megatron_optimized(sizes, strategy, passes.ranks) * trained // sizes.total
-    in_flight = min(strategy.pp, 2) if strategy.pp > 1 else 1  # about, of the first stage
-    sharers = strategy.tp * strategy.cp
-    kept = activations(sizes, passes.tokens // sharers, b, recomputed=strategy.recompute == "full")
-    return Needs(
+    needs = Needs(
         weights=b * own + (FULL * optimized if b < FULL else 0),
         gradients=FULL * learning,
         moments=2 * FULL * optimized,
-        activations=kept * in_flight // strategy.pp,
-        buffers=head_buffers(sizes, passes, learns=learned.head) // strategy.tp,
+    )
+    first = replace(needs, activations=_megatron_kept(sizes, strategy, passes, stage=0))
+    last = replace(
+        needs,
+        activations=_megatron_kept(sizes, strategy, passes, stage=strategy.pp - 1),
+        buffers=_megatron_head(sizes, strategy, passes, learns=learned.head),
+    )
+    return max(first, last, key=lambda stage: stage.total)
+
+
+def _megatron_kept(
+    sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, *, stage: int
+) -> int:
+    """Return the bytes that a stage keeps for the backward passes of all micro-batches that are
+    under way there."""
+    b, layers = passes.width, sizes.layers
+    tokens, tp = _megatron_shares(sizes, strategy, passes)
+    behind, turns = strategy.pp - stage - 1, strategy.vpp
+    begun = 1 + (behind if turns == 1 else 2 * behind + (turns - 1) * strategy.pp)
+    chunks, all_chunks = min(begun, passes.micro_batches * turns), strategy.pp * turns
+    layer = layer_activations(sizes, b, tp)
+    ends = (3 * FULL + b) * sizes.hidden if not behind else 0
+    if strategy.recompute == "full":
+        return tokens * (layers * b * sizes.hidden * chunks // all_chunks + layer + ends)
+    return tokens * (layers * layer * chunks // all_chunks + ends)
+
+
+def _megatron_head(
+    sizes: ModelSizes, strategy: MegatronConfig, passes: Passes, *, learns: bool
+) -> int:
+    """Return the bytes of the backward pass of the last stage's head: logits of all tokens, twice
+    those of the needed ones, and the chunks of their log-probs; and the gradient of the head before
+    it is added to the buffer of gradients. A layer that is computed again comes after it."""
+    logits = 3 * passes.width * (passes.tokens // strategy.cp) * sizes.vocab
+    chunks = head_buffers(sizes, passes, learns=False)
+    found = (logits + chunks + learns * passes.width * sizes.head) // strategy.tp
+    if strategy.recompute == "full":
+        tokens, tp = _megatron_shares(sizes, strategy, passes)
+        found -= tokens * layer_activations(sizes, passes.width, tp)
+    return max(found, 0)
+
+
+def _megatron_shares(
+    sizes: ModelSizes, strategy: MegatronConfig, passes: Passes
+) -> tuple[int, int]:
+    """Return how many tokens of a micro-batch a rank has in norms and residuals, and the ranks that
+    share matrices but not these."""
+    divides = strategy.sequence_parallel
+    if divides is None:
+        divides = sizes.experts > 0
+    tokens, tp = passes.tokens // strategy.cp, strategy.tp
+    return (tokens // tp, 1) if divides else (tokens, tp)
+
+
+def _megatron_scored(sizes: ModelSizes, strategy: MegatronConfig, passes: Passes) -> Needs:
+    """Return what a frozen model needs; its last stage has logits of all tokens, and once more
+    those of the needed ones."""
+    b = passes.width
+    tokens, tp = _megatron_shares(sizes, strategy, passes)
+    logits = 2 * b * (passes.tokens // strategy.cp) * sizes.vocab
+    chunk = 2 * FULL * min(passes.chunk_tokens, passes.tokens) * sizes.vocab
+    return Needs(
+        weights=b * _megatron_elements(sizes, strategy),
+        activations=tokens * b * (4 * sizes.hidden + 3 * sizes.feed_forward // tp),
+        buffers=(logits + chunk) // strategy.tp,
     )
 
 

@@ -25,7 +25,7 @@ from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.services.judge import ClusterJudgeConfig
 from roll.config.sections.services.opponent import OpponentConfig
-from roll.config.sections.strategy import HfScoreConfig
+from roll.config.sections.strategy import HfScoreConfig, MegatronConfig
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.distributed.device_layout import address_to_join
 from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
@@ -132,6 +132,7 @@ def _computing(
         chunk_tokens=role.logprob_chunk_tokens,
         ranks=config.num_devices(name),
         width=_WIDTHS[model.dtype],
+        micro_batches=ceil(rows / (budget // longest)),
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
@@ -212,6 +213,8 @@ def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int
     if engines:
         bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
         trainer = own[Role.ACTOR_TRAIN].resident
+        if isinstance(config.actor_train.strategy, MegatronConfig):  # its buffers are never freed
+            trainer += own[Role.ACTOR_TRAIN].gradients
         yield {Role.ACTOR_TRAIN: trainer, **engines, "buckets": 2 * bucket}
 
 

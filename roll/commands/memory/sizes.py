@@ -210,7 +210,7 @@ def stored_elements(model: ModelConfig) -> dict[str, int] | None:
     their headers; None if a file is not on this machine."""
     folder = _folder(model.path)
     stored = None if folder is None else _stored(folder)
-    return stored and {name: one.elements for name, one in stored.items()}
+    return None if stored is None else {name: one.elements for name, one in stored.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ quantised checkpoints, latent attention, stages of Megatron, and rows that stay 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from roll.commands.memory.engines import Requests, served
-from roll.commands.memory.formula import Needs
+from roll.commands.memory.formula import Needs, Passes, layer_activations, scored, trained
 from roll.commands.memory.plan import (
     Devices,
     RoleMemory,
@@ -26,13 +27,14 @@ from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
     HfEngineConfig,
+    MegatronConfig,
     SglangConfig,
     VllmConfig,
 )
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
 from tests.tiny import tiny_qwen3
-from tests.unit.commands.test_memory_estimate import CUDA, PUBLISHED, recipe
+from tests.unit.commands.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
 
 JOINED = {"RAY_ADDRESS": "10.0.0.1:6379"}
 
@@ -50,6 +52,9 @@ def test_the_memory_told_of_a_joined_cluster_is_that_of_a_gpu(
     joined = config.model_copy(update={"cluster": of_cpus})
     with pytest.raises(ConfigError, match="machine 0 needs"):
         check_fit(joined, devices_of(joined, JOINED))
+
+
+GAME = "kwargs: {game: tic_tac_toe}, seats: 2, trained_seats: one"
 
 
 def moment_of(config: RunConfig, platform: str = "cuda") -> dict[str, int]:
@@ -70,7 +75,7 @@ def test_judges_and_reward_models_are_there_while_engines_generate(tmp_path: Pat
     )
     found = moment_of(judged)
     assert found.keys() == {"actor_infer", "judges.own"}
-    assert sum(found.values()) > 2 * 0.85 * 80 * GIB
+    assert sum(found.values()) > 1.69 * 80 * GIB
     with pytest.raises(ConfigError, match="judges.own"):
         check_fit(judged, CUDA)
     scored_by = f"rewards={{liked: {{model: {{path: {folder}}}, tags: [gsm8k]}}}}"
@@ -96,8 +101,8 @@ def test_encoders_and_opponents_are_there_while_engines_generate(tmp_path: Path)
             "pools={all: '0', other: '1'}",
             f"corpora={{wiki: {{path: w.jsonl, pool: other, model: {{path: {path}}}}}}}",
             f"opponents={{old: {{{own}, every: 2}}, fixed: {{{own}, model: {{path: {path}}}}}}}",
-            "environments.game.trained_seats=one",
-            "environments.game.opponent=old",
+            *(f"environments.game.{key}" for key in ("trained_seats=one", "opponent=old")),
+            f"environments.perfect={{env: self_play, {GAME}, opponent: fixed, tags: [perfect]}}",
         ),
     ).config
     assert moment_of(config).keys() == {"corpora.wiki"}
@@ -153,3 +158,57 @@ def test_engines_keep_latent_vectors_where_hf_keeps_whole_keys() -> None:
     assert served(sizes, SglangConfig(kv_cache_tokens=7), requests, 0).kv_cache == 7 * token
     whole = served(sizes, HfEngineConfig(max_num_seqs=1), requests, None).kv_cache
     assert whole == 10 * 2 * 2 * 3 * 4 * (24 + 8)
+
+
+def test_the_last_stage_of_megatron_has_the_logits_of_a_whole_micro_batch() -> None:
+    wide = replace(SMALL, vocab=100_000)
+    passes = Passes(tokens=100, chunk_tokens=10, ranks=4, width=2)
+    found = trained(wide, MegatronConfig(), passes, WHOLE).buffers
+    # Logits, those of the needed tokens, and a gradient.
+    assert found >= 3 * 2 * 100 * 100_000
+    shared = trained(wide, MegatronConfig(tp=2, cp=2), passes, WHOLE).buffers
+    assert shared == pytest.approx(3 * 2 * 100 * 100_000 / 4 + (8 + 2) * 10 * 100_000 / 2, rel=0.01)
+    again = trained(wide, MegatronConfig(recompute="full"), passes, WHOLE).buffers
+    assert again == found - 100 * layer_activations(wide, 2), "that layer comes later"
+    frozen = scored(wide, MegatronConfig(), passes).buffers
+    assert frozen == pytest.approx(2 * 2 * 100 * 100_000 + 2 * 4 * 10 * 100_000, rel=0.01)
+
+
+def test_megatron_divides_norms_only_with_sequence_parallelism() -> None:
+    passes = Passes(tokens=100, chunk_tokens=10, ranks=2, width=4)
+    layer, ends = layer_activations(SMALL, 4), 4 * 4 * 10
+    divided = trained(SMALL, MegatronConfig(tp=2, sequence_parallel=True), passes, WHOLE)
+    assert divided.activations == 100 * (2 * layer + ends) // 2
+    whole = trained(SMALL, MegatronConfig(tp=2), passes, WHOLE)
+    norms = 2 * 3 * 4 * 10
+    assert whole.activations == 100 * (2 * (norms + (layer - norms) // 2) + ends)
+    kept = trained(SMALL, MegatronConfig(tp=2, recompute="full"), passes, WHOLE)
+    assert kept.activations == 100 * (2 * 4 * 10 + norms + (layer - norms) // 2 + ends)
+    experts = replace(SMALL, experts=800)
+    assert (
+        trained(experts, MegatronConfig(tp=2), passes, WHOLE).activations == divided.activations
+    ), "it is on by default where there are experts"
+
+
+def test_the_first_stage_of_megatron_keeps_as_many_micro_batches_as_there_are_stages() -> None:
+    small = replace(SMALL, layers=8, vocab=1, head=0, root=0)
+    passes = Passes(tokens=100, chunk_tokens=10, ranks=4, width=4, micro_batches=16)
+    own = 100 * 8 * layer_activations(small, 4)
+    four = trained(small, MegatronConfig(pp=4), passes, WHOLE)
+    assert four.activations == own  # four micro-batches of a fourth of the layers
+    few = trained(small, MegatronConfig(pp=4), replace(passes, micro_batches=2), WHOLE)
+    assert few.activations == own // 2
+    # Chunks that take turns: 2 * 3 + 1 * 4 + 1 of eighths of the layers.
+    turns = trained(small, MegatronConfig(pp=4, vpp=2), passes, WHOLE)
+    assert turns.activations == own * 11 // 8
+
+
+def test_a_push_of_megatron_has_the_buffers_of_gradients_there(tmp_path: Path) -> None:
+    def pushed(strategy: str) -> int:
+        config = recipe(tmp_path, "Qwen3-4B", "actor_infer.pool=train", strategy)
+        trainer, engine = Needs(10**12, 10**12, 10**12), Needs(10**12)
+        roles = [RoleMemory("actor_train", (0,), trainer), RoleMemory("actor_infer", (0,), engine)]
+        return sum(of_devices(config, roles, "cuda")[0].values()) // 10**12
+
+    assert pushed("actor_train.strategy={kind: fsdp2}") == 3
+    assert pushed("actor_train.strategy={kind: megatron}") == 4
