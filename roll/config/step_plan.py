@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.offline_base import OfflineConfig
+from roll.config.offline import DpoConfig
+from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.placement import parse_devices
@@ -40,8 +41,10 @@ class BatchPlan:
         largest length; samples per rank are rounded down."""
         ranks = config.num_parts(Role.ACTOR_TRAIN)
         per_rank = config.samples_per_update() // ranks
-        row = config.max_row_tokens
-        rows_at_once = max(1, config.actor_train.max_tokens_per_microbatch // row)
+        row, together = config.max_row_tokens, rows_together(config, Role.ACTOR_TRAIN)
+        rows = trained_rows(config, config.samples_per_update()) // ranks
+        budget = config.actor_train.max_tokens_per_microbatch
+        rows_at_once = together * max(1, budget // (together * row))
         return cls(
             prompts=config.data.prompts_per_step,
             samples=config.samples_per_step,
@@ -51,7 +54,7 @@ class BatchPlan:
             train_ranks=ranks,
             replicas=config.num_replicas,
             max_tokens_per_row=row,
-            max_microbatches_per_update=-(-per_rank // rows_at_once),
+            max_microbatches_per_update=-(-rows // rows_at_once),
             max_staleness=config.rollout.max_staleness,
             trains_pairs=config.algorithm.trains_pairs and not config.algorithm.trains_answers,
             trains_answers=config.algorithm.trains_answers,
@@ -74,6 +77,37 @@ class BatchPlan:
             f"rows of at most {self.max_tokens_per_row} tokens, at most "
             f"{self.max_microbatches_per_update} micro-batch(es) per rank and optimizer step",
         ]
+
+
+def trained_rows(config: RlvrBase, samples: int, role: str = Role.ACTOR_TRAIN) -> int:
+    """Return the number of rows that a role gets for a number of samples.
+
+    A loss on pairs takes the best and the worst sample of each prompt, or each sample and the
+    answer of its row. Only the policy and the reference get these pairs; others get the samples.
+    """
+    if not config.algorithm.trains_pairs or role not in (Role.ACTOR_TRAIN, Role.REFERENCE):
+        return samples
+    if config.algorithm.trains_answers:
+        return 2 * samples
+    return 2 * samples // config.data.samples_per_prompt
+
+
+def sequences_of(config: OfflineConfig) -> int:
+    """Return the largest number of sequences of a row: two of a pair, one of others."""
+    if not isinstance(config, PreferenceConfig):
+        return 1
+    return 2 if any(source.columns.label is None for source in config.data.sources) else 1
+
+
+def rows_together(config: RunConfig, role: str) -> int:
+    """Return how many rows stay in one micro-batch of a role: both of a pair that it learns
+    from."""
+    if role != Role.ACTOR_TRAIN:
+        return 1
+    if isinstance(config, RlvrBase):
+        return 2 if config.algorithm.trains_pairs else 1
+    labelled = isinstance(config, DpoConfig) and not config.loss.paired
+    return 2 if isinstance(config, PreferenceConfig) and not labelled else 1
 
 
 def plan_lines(config: RunConfig) -> list[str]:

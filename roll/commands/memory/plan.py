@@ -27,6 +27,7 @@ from roll.config.sections.services.judge import ClusterJudgeConfig
 from roll.config.sections.services.opponent import OpponentConfig
 from roll.config.sections.strategy import HfScoreConfig, MegatronConfig
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
+from roll.config.step_plan import rows_together, sequences_of, trained_rows
 from roll.distributed.device_layout import address_to_join
 from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
 
@@ -126,13 +127,15 @@ def _computing(
 ) -> Needs:
     """Return what a role that trains or scores needs."""
     rows, longest = _rows(config, name)
-    budget = max(role.max_tokens_per_microbatch, longest)
+    together = rows_together(config, name)
+    budget = max(role.max_tokens_per_microbatch, together * longest)
+    at_once = budget // (together * longest) * together
     passes = Passes(
         tokens=min(budget, rows * longest),
         chunk_tokens=role.logprob_chunk_tokens,
         ranks=config.num_devices(name),
         width=_WIDTHS[model.dtype],
-        micro_batches=ceil(rows / (budget // longest)),
+        micro_batches=ceil(rows / at_once),
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
@@ -155,9 +158,11 @@ def _rows(config: RunConfig, name: str) -> tuple[int, int]:
     if isinstance(config, RlvrBase):
         role = Role(name) if name in config.trained else None
         samples = config.samples_per_step if role is None else config.samples_per_update(role)
-        return max(1, samples // parts), config.max_row_tokens
+        rows = trained_rows(config, samples, name)
+        return max(rows_together(config, name), rows // parts), config.max_row_tokens
     assert isinstance(config, OfflineConfig)
-    return max(1, config.data.rows_per_step // parts), config.data.max_tokens
+    rows = config.data.rows_per_step * sequences_of(config) // parts
+    return max(rows_together(config, name), rows), config.data.max_tokens
 
 
 def _model_of(config: RunConfig, name: str) -> ModelConfig:

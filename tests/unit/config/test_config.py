@@ -17,6 +17,7 @@ from roll.config.errors import ConfigError
 from roll.config.sections.placement import parse_devices
 from roll.config.step_plan import BatchPlan
 from tests.rlvr_file import RUN, error, loaded
+from tests.runs import write_task
 
 
 def test_a_kernel_that_one_role_of_a_model_takes_may_be_set(run_file: Path) -> None:
@@ -409,6 +410,16 @@ def test_the_batch_plan_is_the_arithmetic_of_the_config(run_file: Path) -> None:
     plan = BatchPlan.of(config)
     assert (plan.samples, plan.updates, plan.samples_per_update_and_rank) == (256, 8, 32)
     assert plan.replicas == 2
+
+
+def test_the_batch_plan_counts_the_rows_of_pairs(tmp_path: Path) -> None:
+    path = write_task(tmp_path, reference=None)
+    narrow = "actor_train.max_tokens_per_microbatch=1"
+    for preset, passes in (("reinforce_pp", 16), ("spin", 16), ("online_dpo", 4)):
+        more = ["reference={pool: all}"] if preset == "online_dpo" else []
+        config = load_config(path, [narrow, f"algorithm={{preset: {preset}}}", *more]).config
+        assert isinstance(config, RlvrConfig)
+        assert BatchPlan.of(config).max_microbatches_per_update == passes
 
 
 HELD_OUT = "validation.sets={test: {path: b.jsonl, tag: sort}}"

@@ -33,6 +33,7 @@ from roll.config.sections.strategy import (
 )
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
+from tests.runs import write_rows_task, write_task
 from tests.tiny import tiny_qwen3
 from tests.unit.commands.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
 
@@ -212,3 +213,34 @@ def test_a_push_of_megatron_has_the_buffers_of_gradients_there(tmp_path: Path) -
 
     assert pushed("actor_train.strategy={kind: fsdp2}") == 3
     assert pushed("actor_train.strategy={kind: megatron}") == 4
+
+
+def activations_of(config: RunConfig) -> int:
+    """Bytes of the activations of `actor_train`."""
+    roles, _ = of_roles(config, CUDA)
+    [needs] = [each.needs for each in roles if each.role == "actor_train"]
+    return needs.activations
+
+
+def test_a_micro_batch_has_at_least_a_whole_pair(tmp_path: Path) -> None:
+    pairs = [{"prompt": "1", "chosen": "2", "rejected": "3"}] * 8
+    path = write_rows_task(tmp_path, "dpo", {"train": pairs}, reference={"pool": "all"})
+    one_row = load_config(
+        path, ("loss={kind: kto}", "actor_train.max_tokens_per_microbatch=64")
+    ).config
+    row = activations_of(one_row)
+    assert row > 0
+    narrow = load_config(path, ("actor_train.max_tokens_per_microbatch=64",)).config
+    assert activations_of(narrow) == 2 * row
+    many = load_config(path, ("actor_train.max_tokens_per_microbatch=10000",)).config
+    assert activations_of(many) == 4 * 2 * row, "four pairs of a step"
+
+
+@pytest.mark.parametrize(("preset", "rows"), [("spin", 32), ("online_dpo", 8)])
+def test_losses_on_pairs_train_on_the_rows_of_pairs(tmp_path: Path, preset: str, rows: int) -> None:
+    path = write_task(tmp_path, validation={})
+    wide, narrow = (f"actor_train.max_tokens_per_microbatch={n}" for n in (100_000, 1))
+    row = activations_of(load_config(path, (wide,)).config) // 16
+    paired = [f"algorithm={{preset: {preset}}}"] + ["reference=null"] * (preset == "spin")
+    assert activations_of(load_config(path, (wide, *paired)).config) == rows * row
+    assert activations_of(load_config(path, (narrow, *paired)).config) == 2 * row
