@@ -67,6 +67,13 @@ class AgenticBase(RlvrBase):
         return by_turn or super().has_step_rewards
 
     @property
+    def episode_rows(self) -> int:
+        """Largest number of rows of an episode, each of at most `max_row_tokens`: one for each
+        turn, if there may be several."""
+        several = (each.max_turns for each in self.environments.values() if each.several_rows)
+        return max(several, default=1)
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens

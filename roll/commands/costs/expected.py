@@ -71,8 +71,14 @@ def parse_expected(text: str, config: RunConfig) -> Expected:
 
 
 def _limits(config: RunConfig) -> dict[str, int]:
-    """Return the largest length of each kind of row that the run file allows."""
+    """Return the largest length of each kind of row that the run file allows. What is left of a row
+    of `spin` without a response is no prompt where the answer in every other row is longer; and an
+    episode in several rows has no limit as a whole."""
+    if isinstance(config, RlvrBase) and config.algorithm.trains_answers:
+        return {"response": config.longest_response}
     if isinstance(config, AgenticBase):
+        if config.episode_rows > 1:
+            return {}
         return {"prompt": config.max_row_tokens, "response": config.max_row_tokens}
     if isinstance(config, RlvrBase):
         return {"prompt": config.data.max_prompt_tokens, "response": config.longest_response}

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from roll.commands.costs.expected import Expected, parse_numbers
-from roll.commands.costs.work import Kind, sequences_of, work_of
+from roll.commands.costs.work import Kind, work_of
 from roll.config.errors import ConfigError
 from roll.config.loading.compose import load_config
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
+from roll.config.step_plan import sequences_of, trained_rows
 from roll.output_dir.trackers.jsonl import read_records
 
 KINDS: tuple[Kind, ...] = ("generate", "train", "score")
@@ -94,7 +95,8 @@ def _lengths(config: RunConfig, steps: Records) -> Expected:
     samples = config.samples_per_step * len(steps)
     response = _total(steps, "response_tokens/mean") / len(steps)
     generated = _total(steps, "rollout/generated_tokens")
-    rows = config.samples_per_step * config.actor_train.epochs * len(learning)
+    epochs = config.actor_train.epochs
+    rows = trained_rows(config, config.samples_per_step) * epochs * len(learning)
     return Expected(
         prompt=trained / rows - response if rows else None,
         response=response,

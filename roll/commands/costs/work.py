@@ -13,10 +13,11 @@ from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import Need
 from roll.config.algorithm.preferences import KtoConfig
 from roll.config.offline import DistillationConfig, DpoConfig
-from roll.config.offline_base import NO_LIMIT, OfflineConfig, PreferenceConfig
+from roll.config.offline_base import NO_LIMIT, OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
+from roll.config.step_plan import sequences_of, trained_rows
 
 Kind = Literal["generate", "train", "score"]
 
@@ -83,34 +84,29 @@ def num_checkpoints(config: RunConfig, expected: Expected) -> int | None:
     return ceil(last / every)
 
 
-def sequences_of(config: OfflineConfig) -> int:
-    """Return the largest number of sequences of a row: two of a pair, one of others."""
-    if not isinstance(config, PreferenceConfig):
-        return 1
-    return 2 if any(source.columns.label is None for source in config.data.sources) else 1
-
-
 def _of_samples(config: RlvrBase, expected: Expected) -> Iterator[Work]:
     """Yield the work of a run on samples of its policy."""
-    samples, steps, longest = config.samples_per_step, config.max_steps, config.max_row_tokens
+    samples, steps, longest = config.samples_per_step, config.max_steps, _longest(config)
     row = _sum(expected.prompt, expected.response)
     if config.generates:
         greedy = config.data.prompts_per_step if _compares_with_greedy(config) else 0
         mean = expected.generated or expected.response
         told = None if mean is None else mean * (samples + (0 if expected.generated else greedy))
-        most = most_groups(config) * _siblings(config) * config.longest_response
+        written = longest if isinstance(config, AgenticBase) else config.longest_response
+        most = most_groups(config) * _siblings(config) * written
         yield Work("generated", "generate", most, told, steps)
     for role, trained in config.trained.items():
         waits = config.critic.warmup_steps if config.critic and role is Role.ACTOR_TRAIN else 0
-        rows = samples * trained.epochs
+        rows = trained_rows(config, samples, role) * trained.epochs
         times = max(steps - waits, 0)
         yield Work(f"trained by {role}", "train", rows * longest, _product(row, rows), times)
-    for name in _scorers(config):
-        yield Work(name, "score", samples * longest, _product(row, samples), steps)
+    for name, role in _scorers(config):
+        rows = trained_rows(config, samples, role)
+        yield Work(name, "score", rows * longest, _product(row, rows), steps)
     if config.generates and config.validation.sets:
         longest = config.validation_sampling.max_new_tokens
         if isinstance(config, AgenticBase):
-            longest = config.data.max_episode_tokens
+            longest = _longest(config)
         rows_held_out = expected.validation_rows
         every = None if rows_held_out is None else rows_held_out * _validated(config)
         yield Work(
@@ -131,7 +127,9 @@ def _of_rows(config: OfflineConfig, expected: Expected) -> Iterator[Work]:
     yield Work(f"trained by {Role.ACTOR_TRAIN}", "train", most, mean, steps)
     scorers = list(_row_scorers(config))
     for name in scorers:
-        yield Work(name, "score", most, mean, _once(config, expected, steps))
+        # The first pass of a preference loss is that of the rows themselves; only it can be kept.
+        times = _once(config, expected, steps) if name == scorers[0] else steps
+        yield Work(name, "score", most, mean, times)
     if config.validation.metrics:
         rows, passes = expected.validation_rows, 1 + len(scorers)
         every = None if rows is None else rows * each * passes
@@ -145,22 +143,28 @@ def _of_rows(config: OfflineConfig, expected: Expected) -> Iterator[Work]:
         )
 
 
-def _scorers(config: RlvrBase) -> Iterator[str]:
-    """Yield what happens to every sample of a step in a forward pass alone."""
+def _longest(config: RlvrBase) -> int:
+    """Return the largest number of tokens of a sample in training, over all of its rows."""
+    rows = config.episode_rows if isinstance(config, AgenticBase) else 1
+    return rows * config.max_row_tokens
+
+
+def _scorers(config: RlvrBase) -> Iterator[tuple[str, str]]:
+    """Yield what happens to every sample of a step in a forward pass alone, and in which role."""
     if config.reference_role is not None:
-        yield f"scored by {Role.REFERENCE}"
+        yield f"scored by {Role.REFERENCE}", Role.REFERENCE
     elif config.follow is not None:
-        yield f"scored by the reference in {Role.ACTOR_TRAIN}"
+        yield f"scored by the reference in {Role.ACTOR_TRAIN}", Role.REFERENCE
     elif Need.REFERENCE in config.needs:
-        yield "scored by the base of the adapter"
+        yield "scored by the base of the adapter", Role.REFERENCE
     if config.scores_old_logprobs:
-        yield f"scored by {Role.ACTOR_TRAIN}"
+        yield f"scored by {Role.ACTOR_TRAIN}", Role.ACTOR_TRAIN
     if config.critic is not None:
-        yield f"scored by {Role.CRITIC}"
+        yield f"scored by {Role.CRITIC}", Role.CRITIC
     if config.process_reward is not None:
-        yield f"scored by {Role.PROCESS_REWARD}"
+        yield f"scored by {Role.PROCESS_REWARD}", Role.PROCESS_REWARD
     if config.teachers:
-        yield "scored by teachers"
+        yield "scored by teachers", Role.TEACHER
 
 
 def _row_scorers(config: OfflineConfig) -> Iterator[str]:

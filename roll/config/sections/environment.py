@@ -141,6 +141,13 @@ class EnvironmentConfig(Config):
         """Name or import path of the environment or agent, for messages."""
         return self.env or self.agent or ""
 
+    @property
+    def several_rows(self) -> bool:
+        """True if an episode may be trained in several rows. An agent may hold several
+        conversations, and an environment of the user's may begin a new context."""
+        own = self.agent is not None or ":" in (self.env or "")
+        return own or self.history != "keep" or self.rows == "turns"
+
     @model_validator(mode="after")
     def _one_of_env_and_agent(self) -> Self:
         """Require exactly one of `env` and `agent`; refuse, with `agent`, the settings that are for

@@ -29,6 +29,15 @@ def most_of(found: Costs) -> dict[str, tuple[float | None, int | None]]:
     return {work.name: (work.most, work.times) for work in found.work}
 
 
+def earlier_run(path: Path, records: list[dict[str, float]]) -> Path:
+    """The folder of a run of this file that has left these records."""
+    folder = path.parent / "earlier"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(path.read_text())
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    return folder
+
+
 def test_a_run_on_samples_stays_below_what_is_told_and_takes_the_hours_of_its_own_rates(
     tmp_path: Path,
 ) -> None:
@@ -124,8 +133,66 @@ def test_every_part_of_a_run_on_pairs_is_counted(tmp_path: Path) -> None:
     kto = most_of(costs(path, "loss={kind: kto}", expect="validation_rows=3"))
     assert kto["scored by reference, mismatched"] == (step, 4)
     assert kto["scored by validations"] == (3 * 2 * 64 * 4, 3)
+    once = most_of(
+        costs(path, "loss={kind: kto}", "reference_logprobs=once", expect="train_rows=8")
+    )
+    times = {name: of[1] for name, of in once.items() if name.startswith("scored by")}
+    assert times["scored by reference"] == 2, "8 rows of 4 a step"
+    assert times["scored by reference, mismatched"] == 4
+    assert times["scored by actor_train, mismatched"] == 4
     epochs = costs(path, "max_steps=1000", "epochs=1.5", expect="train_rows=80")
     assert epochs.work[0].times == 30
+
+
+@pytest.mark.parametrize(
+    ("preset", "rows"),
+    [("spin", 2 * 16), ("online_dpo", 2 * 4)],
+)
+def test_losses_on_pairs_cost_the_rows_of_pairs_and_their_own_run_tells_what_it_did(
+    tmp_path: Path, preset: str, rows: int
+) -> None:
+    reference = None if preset == "spin" else {"pool": "all"}
+    path = write_task(tmp_path, algorithm={"preset": preset}, reference=reference, validation={})
+    told = most_of(costs(path))
+    assert told["trained by actor_train"] == (rows * (32 + 12), 4)
+    scored = [most for name, most in told.items() if name.startswith("scored by")]
+    assert all(most == (rows * (32 + 12), 4) for most in scored)
+    step = {"time/step_s": 15.0, "time/train_s": 10.0, "response_tokens/mean": 6.0}
+    earlier = earlier_run(path, [step | {"perf/trained_tokens_per_s": rows * 14 / 10}] * 4)
+    found = costs(path, earlier=earlier)
+    assert found.expected.prompt == pytest.approx(8)
+    hours = found.hours(most=False)
+    assert hours is not None
+    assert hours.parts["train"] * 3600 == pytest.approx(4 * 10)
+
+
+def test_answers_of_other_lengths_than_responses_are_not_taken_for_long_prompts(
+    tmp_path: Path,
+) -> None:
+    path = write_task(tmp_path, algorithm={"preset": "spin"}, reference=None, validation={})
+    step = {"time/step_s": 15.0, "time/train_s": 10.0, "response_tokens/mean": 2.0}
+    tokens = 32 * (30 + (2 + 12) / 2)  # prompts of 30 tokens, responses of 2 and answers of 12
+    earlier = earlier_run(path, [step | {"perf/trained_tokens_per_s": tokens / 10}])
+    hours = costs(path, earlier=earlier).hours(most=False)
+    assert hours is not None
+    assert hours.parts["train"] * 3600 == pytest.approx(4 * 10)
+
+
+@pytest.mark.parametrize("own", ["history=forget", "history=fork", "rows=turns"])
+def test_an_episode_in_several_rows_may_be_longer_than_the_longest_row(own: str) -> None:
+    lake = Path("examples/agentic_frozen_lake/run.yaml")
+    limit = load_config(lake).config.max_row_tokens  # type: ignore[attr-defined]
+    keep = load_config(lake)
+    long = Expected(prompt=1.0, response=limit + 1.0)
+    assert len(long.above(keep.config)) == 1
+    several = costs(lake, "environments.lake.history=keep", f"environments.lake.{own}")
+    assert long.above(several.config) == []
+    one = most_of(costs(lake, "environments.lake.history=keep"))
+    name = "trained by actor_train"
+    turns = several.config.environments["lake"].max_turns  # type: ignore[attr-defined]
+    most = one[name][0]
+    assert most is not None
+    assert most_of(several)[name] == (turns * most, one[name][1])
 
 
 @pytest.mark.parametrize(
@@ -139,15 +206,11 @@ def test_hours_of_training_are_those_of_the_earlier_run_also_with_a_critic(
     tmp_path: Path, beside: dict[str, Any]
 ) -> None:
     path = write_task(tmp_path, algorithm={"preset": "ppo"}, **beside)
-    earlier = tmp_path / "earlier"
-    earlier.mkdir()
-    (earlier / "config.yaml").write_text(path.read_text())
     step = {"time/step_s": 15.0, "time/train_s": 10.0, "response_tokens/mean": 6.0}
     waits = beside["critic"].get("warmup_steps", 0)
     rates = [0.0] * waits + [16 * 14 / 10] * (4 - waits)  # prompts of 8 tokens, in 16 samples
     records = [step | {"perf/trained_tokens_per_s": rate} for rate in rates]
-    (earlier / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    found = costs(path, earlier=earlier)
+    found = costs(path, earlier=earlier_run(path, records))
     assert found.expected.prompt == pytest.approx(8)
     hours = found.hours(most=False)
     assert hours is not None
