@@ -7,8 +7,10 @@ and backward passes, n the number of ranks that share the parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from roll.commands.memory.sizes import Learned, ModelSizes
+from roll.config.base import Config
 from roll.config.sections.optimizers.kinds import (
     AdafactorConfig,
     AdamW8bitConfig,
@@ -24,6 +26,8 @@ from roll.config.sections.strategy import (
     MegatronConfig,
     ScoreStrategyConfig,
 )
+
+S = TypeVar("S", bound=Config)
 
 FULL = 4
 """Bytes of a float32."""
@@ -84,7 +88,8 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
-            gathered = b * (sizes.root + 2 * sizes.layer) if shards > 1 else 0
+            used = sizes.root + 2 * sizes.layer // strategy.tp
+            gathered = b * used if shards > 1 else 0
             weights = 0 if strategy.cpu_offload else whole // shards
             return Needs(weights, activations=working // sharers, buffers=logits + gathered)
         case DeepspeedConfig():
@@ -110,6 +115,14 @@ def trained(
             return _deepspeed(sizes, strategy, passes, learned)
         case MegatronConfig():
             return _megatron(sizes, strategy, passes, learned)
+
+
+def on_its_device(strategy: S) -> S:
+    """Return a backend that moves nothing to the memory of the machine: where there are no GPUs,
+    that is the memory of the devices."""
+    moving = ("cpu_offload", "offload_optimizer", "offload_parameters")
+    own = [key for key in moving if key in type(strategy).model_fields]
+    return strategy.model_copy(update=dict.fromkeys(own, False))
 
 
 def copied_states(
@@ -217,8 +230,9 @@ def _fsdp2(
     trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
-    used = sizes.root + 2 * sizes.layer if strategy.reshard_after_forward else sizes.total
-    gathered = b * used if passes.ranks > 1 or b < FULL else 0
+    # Layers are cut by `tp` before they are sharded; embedding, head and last norm are not.
+    layers = 2 * sizes.layer if strategy.reshard_after_forward else sizes.total - sizes.root
+    gathered = b * (sizes.root + layers // strategy.tp) if passes.ranks > 1 or b < FULL else 0
     kept_for = activations(
         sizes,
         passes.tokens // strategy.ranks_per_part,

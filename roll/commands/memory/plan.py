@@ -11,6 +11,7 @@ from roll.commands.memory.formula import (
     Needs,
     Passes,
     copied_states,
+    on_its_device,
     scored,
     trained,
 )
@@ -90,6 +91,9 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
             requests = Requests(_sequence_tokens(config, name), width)
             needs = served(sizes, role.strategy, requests, memory)
         else:
+            if devices.platform == "cpu":
+                kept = on_its_device(role.strategy)
+                role = role.model_copy(update={"strategy": kept})
             needs = _computing(config, name, role, model, sizes)
         found.append(RoleMemory(name, parse_devices(config.pools[role.pool]), needs))
     for name, pool, model, tokens in _beside_roles(config):

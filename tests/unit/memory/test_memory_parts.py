@@ -26,6 +26,7 @@ from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
+    Fsdp2Config,
     HfEngineConfig,
     MegatronConfig,
     SglangConfig,
@@ -77,7 +78,7 @@ def test_judges_and_reward_models_are_there_while_engines_generate(tmp_path: Pat
     found = moment_of(judged)
     assert found.keys() == {"actor_infer", "judges.own"}
     assert sum(found.values()) > 1.69 * 80 * GIB
-    with pytest.raises(ConfigError, match="judges.own"):
+    with pytest.raises(ConfigError, match=r"judges\.own"):
         check_fit(judged, CUDA)
     scored_by = f"rewards={{liked: {{model: {{path: {folder}}}, tags: [gsm8k]}}}}"
     rewarded = recipe(tmp_path, "Qwen3-8B", scored_by)
@@ -244,3 +245,31 @@ def test_losses_on_pairs_train_on_the_rows_of_pairs(tmp_path: Path, preset: str,
     paired = [f"algorithm={{preset: {preset}}}"] + ["reference=null"] * (preset == "spin")
     assert activations_of(load_config(path, (wide, *paired)).config) == rows * row
     assert activations_of(load_config(path, (narrow, *paired)).config) == 2 * row
+
+
+def test_fsdp2_with_tp_gathers_its_share_of_the_layers() -> None:
+    few = Passes(tokens=0, chunk_tokens=0, ranks=4, width=4)
+    free = replace(WHOLE, head=False)
+    assert trained(SMALL, Fsdp2Config(tp=2), few, free).buffers == 4 * (400 + 2 * 300 // 2)
+    kept = Fsdp2Config(tp=2, reshard_after_forward=False)
+    assert trained(SMALL, kept, few, free).buffers == 4 * (400 + 600 // 2)
+    assert scored(SMALL, Fsdp2Config(tp=2), few).buffers == 4 * (400 + 2 * 300 // 2)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "{kind: fsdp2, cpu_offload: true}",
+        "{kind: deepspeed, stage: 3, offload_parameters: true, offload_optimizer: true}",
+    ],
+)
+def test_what_is_offloaded_counts_where_the_machine_is_the_device(
+    tmp_path: Path, strategy: str
+) -> None:
+    config = recipe(tmp_path, "Qwen3-4B", f"actor_train.strategy={strategy}")
+
+    def resident(platform: str) -> int:
+        return of_roles(config, Devices(platform, 80 * GIB, per_node=8))[0][0].needs.resident
+
+    assert resident("cuda") == 0
+    assert resident("cpu") >= 12 * 4.02e9 / 4 * 0.99
