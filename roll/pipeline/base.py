@@ -362,11 +362,13 @@ class Pipeline(ABC, Generic[C]):
         return trackers
 
     def _write_config(self) -> None:
-        """Write the resolved config to `config.yaml` in the output folder.
+        """Write the resolved config to `config.yaml` in the output folder, and remove the summary,
+        which tells how an earlier session ended.
 
         Call this only after the restore has succeeded, so that a session that is refused leaves the
-        file of an earlier session as it is.
+        files of an earlier session as they are.
         """
+        (self.output_dir / FILE).unlink(missing_ok=True)
         replace_file(self.output_dir / "config.yaml", run_file_text(self.written))
 
     def _wall_s(self) -> float:
