@@ -82,10 +82,14 @@ class StepProfiler:
         yield
         spans = {DRIVER: timers.spans.end()}
         spans |= self._each(lambda *_: (Worker.end_profile, folder))
-        folder.mkdir(parents=True, exist_ok=True)
-        with gzip.open(folder / "timeline.json.gz", "wt", encoding="utf-8") as file:
-            json.dump(chrome_trace(spans), file)
-        logger.info("step %d is recorded in %s", step, folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with gzip.open(folder / "timeline.json.gz", "wt", encoding="utf-8") as file:
+                json.dump(chrome_trace(spans), file)
+        except OSError as error:  # such as a full disk; the step itself is done
+            logger.warning("step %d is not recorded in %s: %s", step, folder, error)
+        else:
+            logger.info("step %d is recorded in %s", step, folder)
 
     def _under_nsys(self, placement: Placement) -> Placement:
         """Return a placement whose workers are started under Nsight Systems where it is to record
