@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,33 +80,66 @@ def _count_present(proc_gpus: Path) -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
-def gpu_memory_gb() -> float | None:
-    """Return the memory of the smallest GPU of this machine, in GiB; None if nvidia-smi does not
-    tell it within 20 s."""
-    smallest = _lowest_of_gpus("memory.total")
-    return None if smallest is None else smallest / 1024
+def gpu_memory_gb(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return the memory of the smallest GPU that CUDA shows to a process with these variables, in
+    GiB; None if there is none, if it shows slices of GPUs (MIG), or if nvidia-smi does not tell it
+    within 20 s.
+
+    Args:
+        environ: as for `count_gpus`, but `PATH` matters, too. The numbers of GPUs are taken for
+            those of nvidia-smi.
+    """
+    environ = os.environ if environ is None else environ
+    told = _told_of_gpus("memory.total", environ)
+    shown = _shown_of(list(told), environ.get("CUDA_VISIBLE_DEVICES"))
+    sizes = [told[uuid] for uuid in shown or ()]
+    known = [size / 1024 for size in sizes if size is not None]
+    return min(known, default=None)
+
+
+def _shown_of(uuids: Sequence[str], visible: str | None) -> Sequence[str] | None:
+    """Return those of the GPUs of this machine that `CUDA_VISIBLE_DEVICES` shows; None if it shows
+    slices of them."""
+    if visible is None:
+        return uuids
+    shown: list[str] = []
+    for name in map(str.strip, visible.split(",")):
+        if name.startswith("MIG-"):
+            return None
+        if name.isdecimal():
+            found = uuids[int(name) : int(name) + 1]
+        else:  # the beginning of an id is enough
+            found = [uuid for uuid in uuids if name and uuid.startswith(name)]
+        if len(found) != 1:  # as in `count_gpus`
+            break
+        shown += found
+    return shown
 
 
 def gpu_capability() -> float | None:
     """Return the lowest compute capability of the GPUs of this machine, such as 9.0; None if
     nvidia-smi does not tell it within 20 s."""
-    return _lowest_of_gpus("compute_cap")
+    told = _told_of_gpus("compute_cap", os.environ).values()
+    return min((value for value in told if value is not None), default=None)
 
 
-def _lowest_of_gpus(key: str) -> float | None:
-    """Return the lowest number that nvidia-smi tells of a GPU of this machine under this key; None
-    without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", f"--query-gpu={key}", "--format=csv,noheader,nounits"]
+def _told_of_gpus(key: str, environ: Mapping[str, str]) -> dict[str, float | None]:
+    """Return the number that nvidia-smi tells of each GPU of this machine under this key, by the id
+    of the GPU, in the order of their numbers; None for what is no number."""
+    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return {}
+    command = [program, f"--query-gpu=uuid,{key}", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return None
-    words = told.stdout.split()
-    return min(
-        (float(word) for word in words if word.replace(".", "", 1).isdecimal()), default=None
-    )
+        return {}
+    lines = [line.split(",") for line in told.stdout.splitlines() if line.count(",") == 1]
+    numbers = {uuid.strip(): word.strip() for uuid, word in lines}
+    return {
+        uuid: float(word) if word.replace(".", "", 1).isdecimal() else None
+        for uuid, word in numbers.items()
+    }
 
 
 def missing_for_compile(gpus: bool, environ: Mapping[str, str] | None = None) -> str:

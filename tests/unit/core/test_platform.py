@@ -29,7 +29,14 @@ from roll.distributed.on_ray.environment import (
 )
 from roll.distributed.on_ray.nodes import numbered
 from roll.platform import get_platform
-from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
+from roll.platform.machine import (
+    Machine,
+    count_gpus,
+    free_port,
+    gpu_memory_gb,
+    memory_limits,
+    this_machine,
+)
 from roll.platform.processes import descendants, tree_rss_bytes
 
 CPU_MACHINE = Machine(gpus=0, cores=(0, 1, 2, 3), memory_gb=8)
@@ -89,6 +96,33 @@ def test_gpus_are_counted_as_cuda_would_show_them(
         (tmp_path / name).mkdir()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert count_gpus(environ, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, 16.0),
+        ("", None),
+        ("1,2", 40.0),
+        ("2", 80.0),
+        ("2,9,0", 80.0),
+        ("GPU-c,GPU-bb", 40.0),
+        ("GPU-c1", 80.0),
+        ("GPU-zz,0", None),
+        ("MIG-1234", None),
+    ],
+)
+def test_the_memory_of_a_gpu_is_that_of_the_smallest_that_cuda_shows(
+    tmp_path: Path, visible: str | None, expected: float | None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    lines = ("GPU-a1, 16384", "GPU-bb1, 40960", "GPU-c1, 81920")
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    environ = {"PATH": str(tmp_path)}
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
+    assert gpu_memory_gb(environ) == expected
 
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
