@@ -10,6 +10,7 @@ import yaml
 
 from roll.config.loading.written import without_marks
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import CheckpointError
 
 EXPECTED = (
@@ -25,6 +26,15 @@ EXPECTED = (
 )
 """Keys that may differ: they set how long a run is, where it runs and what it leaves behind. So may
 the environment variables of a role."""
+_ROLES = (
+    Role.ACTOR_TRAIN,
+    Role.ACTOR_INFER,
+    Role.REFERENCE,
+    Role.CRITIC,
+    Role.PROCESS_REWARD,
+)
+_BY_NAME = ("teachers", "judges", "opponents", "rewards")
+"""Sections of workers with environment variables, by the names that users give them."""
 NOT_SET = "not set"
 """What stands for the value of a key that a config does not have."""
 
@@ -68,7 +78,8 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
 def _may_differ(key: str) -> bool:
     """Return whether the value of a dotted key may differ without a word."""
     first, *rest = key.split(".")
-    return first in EXPECTED or (first != "environments" and "env" in rest)
+    own = rest[1:] if first in _BY_NAME else rest if first in _ROLES else []
+    return first in EXPECTED or own[:1] == ["env"]
 
 
 def settings_of(file: Path) -> Mapping[str, Any]:
