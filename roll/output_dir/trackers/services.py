@@ -66,7 +66,7 @@ class MlflowTracker:
             where = found.experiment_id if found else self._client.create_experiment(run.project)
             self._id = self._client.create_run(where, run_name=run.name).info.run_id
             run.remember(self._id)
-            settings = [Param(name, value[:_MLFLOW_TEXT]) for name, value in flat(run.config)]
+            settings = [Param(name, value) for name, value in mlflow_settings(run.config).items()]
             for first in range(0, len(settings), _MLFLOW_PARAMS):
                 self._client.log_batch(self._id, params=settings[first : first + _MLFLOW_PARAMS])
         else:
@@ -78,8 +78,7 @@ class MlflowTracker:
         `val/x/mean@1` becomes `val/x/mean:1`."""
         now_ms = int(time.time() * 1000)
         metrics = [
-            self._metric(_NOT_IN_MLFLOW.sub(":", name), value, now_ms, step)
-            for name, value in record.items()
+            self._metric(_mlflow_name(name), value, now_ms, step) for name, value in record.items()
         ]
         for first in range(0, len(metrics), _MLFLOW_METRICS):
             self._client.log_batch(self._id, metrics=metrics[first : first + _MLFLOW_METRICS])
@@ -89,8 +88,26 @@ class MlflowTracker:
 
 
 _NOT_IN_MLFLOW = re.compile(r"[^\w./ :-]")
-_MLFLOW_METRICS, _MLFLOW_PARAMS, _MLFLOW_TEXT = 1000, 100, 6000
-"""Limits of MLflow: metrics and parameters of one call, characters of a parameter."""
+_MLFLOW_METRICS, _MLFLOW_PARAMS, _MLFLOW_TEXT, _MLFLOW_NAME = 1000, 100, 6000, 250
+"""Limits of MLflow: metrics and parameters of one call, characters of a parameter and of a name."""
+
+
+def _mlflow_name(name: str) -> str:
+    """Return a name that MLflow takes for a metric or a parameter."""
+    return _NOT_IN_MLFLOW.sub(":", name)[:_MLFLOW_NAME]
+
+
+def mlflow_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return each single setting by a name that MLflow takes. Of names that are then equal, later
+    ones end with a number, because MLflow refuses a second value of a parameter."""
+    found: dict[str, str] = {}
+    for name, value in flat(settings):
+        key = _mlflow_name(name)
+        if key in found:
+            number = f":{len(found)}"
+            key = key[: _MLFLOW_NAME - len(number)] + number
+        found[key] = value[:_MLFLOW_TEXT]
+    return found
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

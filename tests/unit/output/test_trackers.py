@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
 import threading
@@ -23,10 +24,22 @@ from roll.config.sections.lifecycle import TrackConfig, TrackerConfig
 from roll.core.errors import EngineMissingError
 from roll.output_dir.trackers import Record, TrackedRun, check_trackers, open_trackers, read_records
 from roll.output_dir.trackers.behind import MAX_WAITING, Behind
+from roll.output_dir.trackers.services import mlflow_settings
 from tests.runs import run_local, write_task
 
 HERE = f"{__name__}:Mine"
 ROOT = Path(__file__).parents[3]
+
+
+def test_mlflow_gets_settings_by_names_that_it_takes() -> None:
+    named = {"a+b": 1, "a@b": 2, "f(x)": 3, "x" * 300: "long", "y" * 10: "z" * 9000}
+    found = mlflow_settings({"environments": named, "seed": 3})
+    assert len(found) == 6
+    assert all(re.fullmatch(r"[\w./ :-]{1,250}", name) for name in found)
+    assert (found["environments.a:b"], found["environments.a:b:1"]) == ("1", "2")
+    assert found["environments.f:x:"] == "3"
+    assert max(map(len, found.values())) == 6000
+    assert found["seed"] == "3"
 
 
 class Mine:
