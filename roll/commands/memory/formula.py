@@ -120,13 +120,9 @@ def trained(
 def on_its_device(strategy: S) -> S:
     """Return a backend that moves nothing to the memory of the machine: where there are no GPUs,
     that is the memory of the devices."""
-    match strategy:
-        case Fsdp2Config():
-            return strategy.model_copy(update={"cpu_offload": False})
-        case DeepspeedConfig():
-            kept = {"offload_optimizer": False, "offload_parameters": False}
-            return strategy.model_copy(update=kept)
-    return strategy
+    moving = ("cpu_offload", "offload_optimizer", "offload_parameters")
+    own = [key for key in moving if key in type(strategy).model_fields]
+    return strategy.model_copy(update=dict.fromkeys(own, False))
 
 
 def copied_states(
