@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from roll.algorithms.losses.text import TextLoss
 from roll.config.loading.compose import load_config
@@ -19,6 +19,7 @@ from roll.core.errors import CheckpointError, ConfigError
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.environment import environment, on_one_machine
+from roll.models.vision.parts import generating_class
 from roll.output_dir.checkpoints import checkpoint_of, require_free, write_folder
 from roll.strategy.hf_folder import is_further
 from roll.strategy.training.heads import PolicyHead, ScoreHead
@@ -74,11 +75,11 @@ def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
             config.total_updates(),
         )
         learner.call(TrainWorker.load, checkpoint / Role.ACTOR_TRAIN)
-        factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
 
         def write(path: Path) -> None:
             learner.call(TrainWorker.save_hf, path, merged=True)
-            check_written(path, factory, trust_remote_code=config.train_model.trust_remote_code)
+            trusted = config.train_model.trust_remote_code
+            check_written(path, scores=scores, trust_remote_code=trusted)
 
         write_folder(target, write)
 
@@ -92,14 +93,19 @@ def _in_one_process(config: RunConfig) -> Any:
     return role
 
 
-def check_written(folder: Path, factory: Any, *, trust_remote_code: bool) -> None:
+def check_written(folder: Path, *, scores: bool = False, trust_remote_code: bool) -> None:
     """Load a written model.
 
     Layers that predict further tokens (MTP) are in the folder for engines; transformers has none.
 
+    Args:
+        scores: it is a reward model, and writes no text.
+
     Raises:
         CheckpointError: a tensor is missing, unexpected, of another shape or not finite.
     """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    factory = AutoModelForSequenceClassification if scores else generating_class(config)
     model, info = factory.from_pretrained(
         folder, output_loading_info=True, trust_remote_code=trust_remote_code
     )

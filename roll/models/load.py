@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -34,7 +32,7 @@ from roll.models.deferred.checkpoint import deferred_tensors
 from roll.models.deferred.tensor import realize_buffers
 from roll.models.kernels.attention import implementation
 from roll.models.overrides import overridden
-from roll.models.vision.parts import language_model, sees
+from roll.models.vision.parts import generating_class, language_model, sees
 from roll.models.vocabulary import check_tokenizer_files
 
 _LOADING = threading.Lock()
@@ -128,8 +126,7 @@ def load_causal_lm(
             cannot be reached.
     """
     config = load_config(model)
-    factory = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
-    loaded, missing = _load(factory, model, config, dtype, deferred=deferred)
+    loaded, missing = _load(generating_class(config), model, config, dtype, deferred=deferred)
     if missing:
         raise ConfigError(_incomplete(model, missing))
     return loaded

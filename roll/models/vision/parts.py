@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from roll.core.errors import ConfigError
 
@@ -14,6 +21,11 @@ each, beside `language_model`, which has three positions for each token."""
 def sees(config: PreTrainedConfig) -> bool:
     """Return whether a model with this config reads pictures."""
     return config.model_type in FAMILIES
+
+
+def generating_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' auto class of models that write text, for a model with this config."""
+    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
 
 
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
