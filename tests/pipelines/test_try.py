@@ -19,6 +19,8 @@ from roll.commands.try_run.small_run import small_run
 from roll.config import load_config
 from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import RollError
+from roll.core.types import Message
+from roll.data.preparation.parts import lies_in
 from tests.runs import ROOT, run_config, write_rows_task, write_task
 
 OWN = '''
@@ -275,3 +277,45 @@ def test_settings_that_depend_on_sizes_fit_the_small_ones(kind: str, tmp_path: P
     for name, reward in config.model_dump()["rewards"].items():
         assert found["rewards"][name] == reward
     assert found["model"]["tokenizer"] == config.model.tokenizer
+
+
+def test_judges_behind_servers_answer_in_full_and_small_judges_may_fail(tmp_path: Path) -> None:
+    asked = {"template": "Rate {{ response }}"}
+    own = {"pool": "infer", "model": {"path": "judge"}, "strategy": {"kind": "vllm"}}
+    path = a_task(
+        tmp_path,
+        judges={"far": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "own": own},
+        rewards={
+            "far": {"judge": {**asked, "by": "far"}},
+            "near": {"judge": {**asked, "by": "own"}},
+            "strict": {"judge": {**asked, "by": "own"}, "on_error": -1.0},
+        },
+    )
+    config = load_config(path).config
+    small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=3)
+    found, before = small.config.model_dump()["rewards"], config.model_dump()["rewards"]
+    assert found["far"] == before["far"]
+    assert before["far"]["judge"]["max_new_tokens"] == 1024
+    assert found["near"]["max_error_rate"] == found["strict"]["max_error_rate"] == 1.0
+    assert (found["near"]["on_error"], found["strict"]["on_error"]) == (0.0, -1.0)
+    assert found["near"]["judge"]["max_new_tokens"] == 32
+    assert any("the judge own" in each for each in small.told)
+    assert not any("the judge far" in each for each in small.told)
+
+
+def test_a_part_of_a_source_has_rows_in_the_small_run(tmp_path: Path) -> None:
+    def limit_of(**settings: Any) -> int:
+        source = {"path": "train.jsonl", **settings}
+        path = a_task(tmp_path, validation={"every": 2, "sets": {"held_out": source}})
+        config = load_config(path).config
+        small = small_run(config, tmp_path / "o", lambda model: tmp_path / "small", steps=3).config
+        found: int = small.model_dump()["validation"]["sets"]["held_out"]["limit"]
+        return found
+
+    assert limit_of() == 20
+    assert limit_of(limit=7) == 7
+    assert limit_of(part=[0.75, 1]) == 80
+    assert limit_of(part=[0.75, 1], limit=90) == 80
+    assert limit_of(part=[0.75, 1], limit=50) == 50
+    rows = [(Message("user", f"question {number}"),) for number in range(limit_of(part=[0.98, 1]))]
+    assert 10 <= sum(lies_in((0.98, 1), row) for row in rows) <= 30

@@ -23,6 +23,7 @@ from roll.config.sections.environment import BranchingConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import OPTIMIZERS
 from roll.config.sections.rollout import RolloutConfig
+from roll.config.sections.services.judge import JudgedConfig
 from roll.config.sections.strategy import (
     HfEngineConfig,
     MegatronConfig,
@@ -33,7 +34,7 @@ from roll.config.sections.training import CriticRole, FollowConfig
 from roll.core.errors import ConfigError
 
 ROWS = 20
-"""Number of rows of each source."""
+"""Number of rows of each source; of one with a `part`, about this number in the part."""
 SIBLINGS = 4
 """Number of samples of a prompt, or as many more as there are seats in an environment."""
 LARGEST: Mapping[str, int] = {
@@ -73,6 +74,9 @@ CUT: Mapping[type[Config], Mapping[str, int]] = {
     PassKConfig: {"k": SIBLINGS - 1},
 }
 """Class of a section -> largest values that depend on `SIBLINGS`."""
+UNTOUCHED = (PicturesConfig, JudgedConfig)
+"""Sections that stay as they are: of pictures, which cost nothing, and which pipelines without
+pictures refuse; and of questions to judges, whose answers are unreadable if they are cut off."""
 UNSET = ("limit", "rollouts_every")
 """Keys of `LARGEST` that are null without a limit, and get one here."""
 LEARNED = ("equal_rewards", "mean_reward")
@@ -135,14 +139,8 @@ def small_run(
         "checkpoint": {"export_hf": False},
     }
     if isinstance(config, RlvrBase) and (config.rewards or isinstance(config, AgenticBase)):
-        name = NOISE
-        while name in config.rewards:
-            name += "_"
-        values["rewards"][name] = {
-            "fn": "roll.commands.try_run.noise:noise",
-            "tags": sorted(_tags(config)),
-            "weight": 0.01,
-        }
+        _tolerate_small_judges(config, values["rewards"], told)
+        _add_noise(config, values["rewards"])
     values["track"] |= {"tensorboard": False, "trackers": [], "samples": "none"}
     values["validation"]["every"] = steps
     try:
@@ -152,6 +150,38 @@ def small_run(
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: {first['msg']} (in the small run of `roll try`)") from None
     return SmallRun(small, list(dict.fromkeys(told)))
+
+
+def _add_noise(config: RlvrBase, rewards: dict[str, dict[str, Any]]) -> None:
+    """Add the reward `NOISE` to the plain values of the others, in place."""
+    name = NOISE
+    while name in config.rewards:
+        name += "_"
+    rewards[name] = {
+        "fn": "roll.commands.try_run.noise:noise",
+        "tags": sorted(_tags(config)),
+        "weight": 0.01,
+    }
+
+
+def _tolerate_small_judges(
+    config: RlvrBase, rewards: dict[str, dict[str, Any]], told: list[str]
+) -> None:
+    """Let rewards fail whose judge is a small model here, which gives no readable answers: make
+    their values those of such rewards, in place. The answers are short, since nobody waits for
+    what is in them.
+
+    Args:
+        rewards: name of a reward -> its plain values.
+        told: gets what is left out.
+    """
+    for name, reward in config.rewards.items():
+        if reward.judge is None or reward.judge.by not in config.cluster_judges:
+            continue
+        told.append(f"answers of the judge {reward.judge.by} (a small model has no readable ones)")
+        rewards[name]["max_error_rate"] = 1.0
+        rewards[name]["on_error"] = 0.0 if reward.on_error is None else reward.on_error
+        _cut(rewards[name]["judge"], LARGEST)
 
 
 def _siblings(config: RunConfig) -> int:
@@ -190,9 +220,7 @@ def _walk(
     if isinstance(config, ModelConfig):
         _small_model(config, values, shrink(config), told, own_engine=own_engine)
         return
-    if isinstance(
-        config, PicturesConfig
-    ):  # costs nothing, and pipelines without pictures refuse it
+    if isinstance(config, UNTOUCHED):
         return
     if isinstance(config, RolloutConfig) and config.replay is not None:
         told.append("rollout.replay (samples are generated)")
@@ -249,6 +277,10 @@ def _cut(values: dict[str, Any], largest: Mapping[str, int]) -> None:
     """Cut the numbers of one section to what is largest."""
     for name, limit in largest.items():
         value = values.get(name)
+        if name == "limit" and values.get("part") is not None:
+            # Rows are counted before their part is known; as many have about ROWS in it.
+            begin, end = values["part"]
+            limit = math.ceil(ROWS / (end - begin))
         if isinstance(value, int) and not isinstance(value, bool):
             values[name] = min(value, limit)
         elif value is None and name in values and name in UNSET:
