@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from roll.cli.shared import ERR, OUT, Debug, reported
 
@@ -20,7 +21,7 @@ def list_examples(debug: Debug = False) -> None:
 
         table = Table("example", "what it does")
         for name, about in list_examples().items():
-            table.add_row(name, about)
+            table.add_row(Text(name), Text(about))
         OUT.print(table)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from roll.cli.shared import (
     ERR,
@@ -223,7 +224,7 @@ def _print_plan(loaded: LoadedConfig) -> None:
     OUT.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
     table = Table("pool (devices)", "roles")
     for pool, roles in device_map(loaded.config).items():
-        table.add_row(pool, ", ".join(roles).replace("[", r"\["))
+        table.add_row(Text(pool), Text(", ".join(roles)))
     OUT.print(table)
     for line in plan_lines(loaded.config):
         OUT.print(f"  {line}", markup=False)
@@ -249,7 +250,7 @@ def _print_costs(costs: Costs) -> None:
     heads, rows = table_of(costs)
     table = Table(*heads)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     OUT.print(table)
     for line in lines_of(costs):
         OUT.print(f"  {line}", markup=False)

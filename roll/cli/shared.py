@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from roll.config.errors import RollError, UserError
 from roll.core.errors import StoppedEarlyError
@@ -41,20 +42,25 @@ def reported(debug: bool) -> Iterator[None]:
         report_error(error, debug)
         raise typer.Exit(EXIT_USER) from None
     except StoppedEarlyError as error:
-        ERR.print(f"[bold]stopped[/bold]: {error}", markup=True)
+        _print_stopped(str(error))
         raise typer.Exit(EXIT_EARLY) from None
     except RollError as error:
         report_error(error, debug)
         raise typer.Exit(EXIT_BROKEN) from None
     except KeyboardInterrupt as error:
         told = "; ".join([str(error) or "Ctrl-C", *getattr(error, "__notes__", ())])
-        ERR.print(f"[bold]stopped[/bold]: {told}", markup=True)
+        _print_stopped(told)
         raise typer.Exit(128 + getattr(error, "signum", 2)) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:  # noqa: BLE001 - the last boundary: a full disk, or a bug of ours
         report_error(error, debug)
         raise typer.Exit(EXIT_BROKEN) from None
+
+
+def _print_stopped(told: str) -> None:
+    """Print to stderr that the command was stopped, and what is told of it."""
+    ERR.print(Text.assemble(("stopped", "bold"), f": {told}"))
 
 
 def report_error(error: Exception, debug: bool) -> None:

@@ -74,6 +74,7 @@ def average(
         write_folder(out, lambda path: _write_mean(folders, path))
     Console(stderr=True).print(
         f"the mean of {len(chosen)} models is in {out}: {', '.join(map(str, chosen))}",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 from rich.table import Table
+from rich.text import Text
 
 from roll.config.errors import ConfigError
 from roll.config.sections.placement import ClusterConfig
@@ -46,8 +47,9 @@ def table_of(lines: Iterable[Line]) -> Table:
     """Return a table with a row for each line."""
     table = Table("", "found", "supported", "")
     for line in lines:
-        mark = "[green]ok[/green]" if line.ok else "[red]missing[/red]"
-        table.add_row(line.what, line.found, line.supported, line.advice or mark)
+        mark = Text("ok", "green") if line.ok else Text("missing", "red")
+        told = Text(line.advice) if line.advice else mark
+        table.add_row(*map(Text, (line.what, line.found, line.supported)), told)
     return table
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from roll.config.errors import ConfigError
 from roll.config.sections.environment import EnvironmentConfig
@@ -85,7 +86,7 @@ def trial_table(trial: EnvTrial) -> Table:
     table = Table("policy", *columns, box=SIMPLE, pad_edge=False)
     for name, episodes in trial.episodes.items():
         if episodes:
-            table.add_row(name, *_figures(episodes))
+            table.add_row(*map(Text, (name, *_figures(episodes))))
     return table
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from roll.commands.preflight import user_folder
 from roll.commands.trials.user_code import wrong_code
@@ -185,11 +186,12 @@ def print_end(config: RunConfig, summary: Mapping[str, Any]) -> None:
         if f"{name} went from" in verdict:  # told below
             continue
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
-            console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
+            went = f"{name}: {value['first']:.3f} -> "
+            console.print(Text.assemble(went, (f"{value['last']:.3f}", "bold")))
     if verdict:
         console.print(verdict, markup=False, style="bold")
     if reason := summary.get("ended_early"):
         console.print(f"ended before max_steps: {reason}", markup=False)
     for told in summary.get("failed_trackers", ()):
         console.print(f"tracker {told}", markup=False, style="yellow")
-    console.print(f"{summary['steps']} steps; everything is in {output_dir}/")
+    console.print(f"{summary['steps']} steps; everything is in {output_dir}/", markup=False)

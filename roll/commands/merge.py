@@ -55,7 +55,9 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
             f"{config.train_model.path!r} would be run; `roll merge --trust-remote-code` allows it"
         )
     _write_merged(checkpoint, config, target)
-    Console(stderr=True).print(f"{checkpoint} is in {target}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(
+        f"{checkpoint} is in {target}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from roll.commands.eval.cells import Cell
 from roll.commands.eval.scores import Score, Scores
@@ -157,7 +158,7 @@ def table_of(lines: Sequence[Line]) -> Table:
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     for line in lines:
-        table.add_row(*row_of(line))
+        table.add_row(*map(Text, row_of(line)))
     return table
 
 

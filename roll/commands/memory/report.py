@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from roll.commands.memory.plan import Devices, RoleMemory, gib, of_devices, of_roles
 from roll.config.run import RunConfig
@@ -31,7 +32,7 @@ def table(rows: list[tuple[str, ...]]) -> Table:
     for number, heading in enumerate(COLUMNS):
         made.add_column(heading, no_wrap=number == 0, justify="right" if number else "left")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 

