@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
+from roll.config.loading.written import in_one_line
 
 ORDER = (
     "pipeline",
@@ -122,16 +122,7 @@ class Draft:
 
 def flow(value: Any) -> str:
     """Return a value as YAML in one line."""
-    lines = isinstance(value, str) and "\n" in value
-    text = yaml.safe_dump(
-        value,
-        default_flow_style=True,
-        default_style='"' if lines else None,
-        width=float("inf"),
-        allow_unicode=True,
-        sort_keys=False,
-    )
-    return text.removesuffix("\n").removesuffix("\n...").strip()
+    return in_one_line(value, quotes=isinstance(value, str) and "\n" in value)
 
 
 def one_line(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from roll.commands.begin.answers import GENERATING, Answers
 from roll.commands.begin.columns import CLASSES
+from roll.config.loading.written import in_one_line
 
 TRAINED, HELD_OUT = "[0, 0.98]", "[0.98, 1]"
 """Parts of the data, of which the second is for validation."""
@@ -111,8 +112,10 @@ def run_file(answers: Answers, out: Path) -> str:
 def quoted(text: str) -> str:
     """Return a text as YAML that also fits between braces: as it is if it can only be a text."""
     plain = re.fullmatch(r"[A-Za-z_./~][\w./~-]*(:\w[\w.]*)?", text, re.ASCII)
-    unsure = re.fullmatch(r"(true|false|yes|no|on|off|null|y|n|~|[.]\w*|.*:\d.*)", text.lower())
-    return text if plain and not unsure else json.dumps(text, ensure_ascii=False)
+    unsure = re.fullmatch(r"(yes|no|on|off|y|n|.*:\d.*)", text.lower())
+    if plain and not unsure and in_one_line(text) == text:
+        return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _braced(text: str) -> str:
@@ -131,6 +134,7 @@ def _pools(answers: Answers, split: bool) -> str:
     if not answers.gpus:
         return (
             "# No GPU: the one device stands for all cores, and roles take turns on it.\n"
+            "cluster: {platform: cpu}\n"
             'pools: {all: "0"}\n'
         )
     cluster = f"cluster: {{platform: cuda, devices_per_node: {answers.gpus}}}\n"

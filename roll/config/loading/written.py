@@ -19,10 +19,49 @@ _PLAIN = re.compile(r"(\\*)\$\{")
 _MARKED = re.compile(r"((?:\\\\)*)\\\$\{")
 
 
+class RunFileDumper(yaml.SafeDumper):
+    """Writer of YAML for run files, which are read by OmegaConf: it takes more texts for numbers
+    than PyYAML, such as `1e-6`, and these are put in quotes."""
+
+
+# As in OmegaConf's own reader, which has no public name.
+RunFileDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""^(?:[-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)
+        |\.[0-9]+(?:_[0-9]+)*(?:[eE][-+][0-9]+)?
+        |[-+]?[0-9]+(?:_[0-9]+)*(?::[0-5]?[0-9])+\.[0-9_]*
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+def in_one_line(value: Any, *, quotes: bool = False) -> str:
+    """Return a value as YAML for a run file, in one line.
+
+    Args:
+        quotes: put texts in double quotes, which may hold any character.
+    """
+    text = yaml.dump(
+        value,
+        Dumper=RunFileDumper,
+        default_flow_style=True,
+        default_style='"' if quotes else None,
+        width=float("inf"),
+        allow_unicode=True,
+        sort_keys=False,
+    )
+    return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
 def run_file_text(config: RunConfig) -> str:
     """Return the YAML text of all settings; read as a run file it gives the same config."""
     settings = _of_texts(json.loads(config.model_dump_json()), _mark)
-    return yaml.safe_dump(settings, sort_keys=False)
+    return yaml.dump(settings, Dumper=RunFileDumper, sort_keys=False)
 
 
 def without_marks(settings: Any) -> Any:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from roll.cli import app
@@ -103,6 +104,7 @@ def test_a_run_file_of_each_pipeline_passes_the_check(
     config = load_config(out, ["max_steps=1"]).config  # no warm-up is longer than a short run
     assert config.pipeline == pipeline
     assert config.output_dir == "outputs/mine"
+    assert config.cluster.platform == ("cuda" if gpus else "cpu")  # also on a machine with GPUs
     assert sum(" # " in line for line in out.read_text().splitlines()) >= 3
     assert {device for role in config.roles for device in range(config.num_devices(role))} <= {
         *range(max(1, gpus))
@@ -209,6 +211,13 @@ def test_columns_with_odd_names_are_quoted(folder: Path, tmp_path: Path) -> None
 def test_a_quoted_text_is_read_as_it_was(text: str) -> None:
     assert yaml.safe_load(f"a: {{b: {quoted(text)}}}") == {"a": {"b": text}}
     assert yaml.safe_load(f"a: {quoted(text)}   # a comment") == {"a": text}
+
+
+@given(st.text("0123456789eE-+._:", min_size=1, max_size=6))
+@example(".5e-3")
+def test_a_quoted_text_is_no_number_in_a_run_file(text: str) -> None:
+    found = OmegaConf.to_container(OmegaConf.create(f"a: {{b: {quoted(text)}}}"))
+    assert found == {"a": {"b": text}}
 
 
 def test_without_a_terminal_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
-from roll.config.loading.written import run_file_text, without_marks
+from roll.config.loading.written import (
+    RunFileDumper,
+    in_one_line,
+    run_file_text,
+    without_marks,
+)
 from roll.output_dir.config_diff import changed_keys
 from tests.rlvr_file import RUN, loaded
 
-TEXTS = st.lists(st.sampled_from(["${", *"\\${}a'\"\n: é"]), max_size=8).map("".join)
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(["${", *"\\${}a'\"\n: é"]), max_size=8).map("".join),
+    st.text("0123456789eE-+._:", min_size=1, max_size=6),
+    st.sampled_from(["true", "null", "~", "no", "on", ".inf", ".NaN", "0x1F", "1_0", "2001-01-01"]),
+)
 
 
 @settings(
@@ -32,6 +43,16 @@ def test_a_written_config_is_read_as_the_same(texts: list[str], tmp_path: Path) 
     plain = yaml.safe_load(second.read_text())
     assert without_marks(plain) == json.loads(config.model_dump_json())
     assert changed_keys(tmp_path, config) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-6", "5e3", "1E+5", "-1e2", "1_0e1", ".5e-3", "1:30.5", ".inf", "null", "1e", "a"]
+)
+def test_a_text_that_looks_like_a_number_stays_a_text(text: str) -> None:
+    written = [yaml.dump([text, {text: 1}], Dumper=RunFileDumper), in_one_line([text, {text: 1}])]
+    for each in written:
+        assert OmegaConf.to_container(OmegaConf.create(each)) == [text, {text: 1}]
+    assert in_one_line("a1e5") == "a1e5"  # what can only be a text has no quotes
 
 
 def test_a_literal_dollar_stays_literal(tmp_path: Path) -> None:
