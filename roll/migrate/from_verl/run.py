@@ -38,12 +38,15 @@ REASONS = {
     "ray_kwargs": "see `cluster`",
     "ray_init": "see `cluster`",
     "global_profiler": "name the steps to record: `profile` (docs/profiling.md)",
-    "critic": "only the advantage gae has a critic",
-    REF: "nothing in the algorithm compares with it; there is no such role",
     "reward_model": "a reward model is one of `rewards` (`model`), or a judge",
     "custom_reward_function": "see rewards",
 }
 """Why keys have no counterpart, by the key or the mapping around it."""
+WITHOUT_ROLE = {
+    "critic": ("critic", "only the advantage gae has a critic"),
+    REF: ("reference", "nothing in the algorithm compares with it; there is no such role"),
+}
+"""Mapping of a role in verl's file -> the role here, and why there may be none."""
 
 
 def translate_verl(job: Job) -> None:
@@ -66,6 +69,9 @@ def translate_verl(job: Job) -> None:
     _put_rewards(job)
     job.put_pools(job.keys.whole("trainer.n_gpus_per_node"), ["trainer.n_gpus_per_node"])
     job.why_all(REASONS)
+    for at, (role, reason) in WITHOUT_ROLE.items():
+        has_it = job.draft.get(role) is not None
+        job.why(at, f"the role `{role}` has no counterpart of it" if has_it else reason)
 
 
 def _put_run(job: Job) -> None:
@@ -142,13 +148,18 @@ def _put_sampling(job: Job, at: str, target: str) -> None:
                 read(max(value, 0) if name == "temperature" else value),
                 f"{at}.{name}",
             )
-    if job.keys.flag(f"{at}.do_sample") is False and target != "sampling":
-        job.put(f"{target}.temperature", 0.0, f"{at}.do_sample", note="greedy")
+    if target != "sampling":
+        if job.keys.flag(f"{at}.do_sample") is False:
+            job.put(f"{target}.temperature", 0.0, f"{at}.do_sample", note="greedy")
+        elif job.draft.get(f"{target}.temperature") is None:
+            job.put(f"{target}.temperature", 0.0, note="greedy")
     job.why(f"{at}.do_sample", "follows from the temperature")
     key = "data.max_response_length"
     job.put(f"{target}.max_new_tokens", job.keys.whole(key) or 512, key)
     if target != "sampling" and job.draft.get(f"{target}.temperature"):
         job.count(f"{at}.n", "validation.samples_per_prompt")
+    elif target != "sampling":
+        job.why(f"{at}.n", "at temperature 0 all responses to a prompt are equal")
 
 
 def _put_model(job: Job) -> None:

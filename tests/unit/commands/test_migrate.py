@@ -305,6 +305,40 @@ def test_verl(tmp_path: Path) -> None:
     assert config.rollout.filters[0].kind == "equal_rewards"
 
 
+def test_validation_of_verl_is_greedy_unless_a_temperature_is_told(tmp_path: Path) -> None:
+    key = "actor_rollout_ref__rollout__val_kwargs"
+    for told, temperature, samples in [
+        (None, 0.0, 1),
+        ({"n": 4}, 0.0, 1),
+        ({"do_sample": True, "n": 4}, 0.0, 1),
+        ({"temperature": 0.6, "do_sample": False}, 0.0, 1),
+        ({"temperature": 0.6, "n": 4}, 0.6, 4),
+    ]:
+        made = migrate(changed(tmp_path, "verl", **{key: told}))
+        config = loaded(made, tmp_path)
+        assert isinstance(config, RlvrConfig)
+        assert config.validation_sampling.temperature == temperature, told
+        assert config.validation.samples_per_prompt == samples, told
+        assert config.sampling.temperature == 1.0
+
+
+def test_a_key_of_a_role_that_is_there_is_not_told_to_have_none(tmp_path: Path) -> None:
+    ref = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
+    keys = {"actor_rollout_ref__actor__use_kl_loss": False, "critic__odd": 3}
+    gae = {"algorithm__adv_estimator": "gae", "critic__odd": 3}
+
+    def reason(made: Migration, key: str) -> str:
+        (line,) = (line for line in made.text.splitlines() if key in line)
+        return line
+
+    assert "the role `reference` has no" in reason(migrate(FILES / "verl.yaml"), ref)
+    without = migrate(changed(tmp_path, "verl", **keys))
+    assert "there is no such role" in reason(without, ref)
+    assert "only the advantage gae has a critic" in reason(without, "critic.odd")
+    with_one = migrate(changed(tmp_path, "verl", **gae))
+    assert "the role `critic` has no" in reason(with_one, "critic.odd")
+
+
 def test_algorithms_of_verl(tmp_path: Path) -> None:
     keys = {"actor_rollout_ref__actor__use_kl_loss": False}
     for name, kind in {"gpg": "gpg", "optimal_token_baseline": "otb"}.items():
