@@ -1,7 +1,8 @@
 """The way from a YAML file and overrides to one validated config.
 
 Layers: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
-them; the file itself wins over them. Mappings are merged; lists and scalars are replaced. A mapping
+them; the file itself wins over them. A file that several of them name is read once, at its first
+place. Mappings are merged; lists and scalars are replaced. A mapping
 whose `kind` changes (or a reward that changes from `fn` to `worker`) is replaced as a whole, so
 that a backend never inherits the options of another one. `name: null` removes an inherited reward,
 judge, pool, teacher, domain, environment, opponent, corpus or validation set, and null in place of
@@ -109,7 +110,7 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
             unknown, or an override or a `${...}` cannot be read.
     """
     origins = Origins(path)
-    files = list(_files(path, ()))
+    files = list(_files(path, (), set()))
     changes = in_order([parse_override(override) for override in overrides])
     named = [_preset_named_by(layer.content) for layer in files]
     named.append(_preset_named_by_changes(changes))
@@ -183,11 +184,15 @@ def _read_preset(name: Any, by: str) -> Layer:
     return Layer(layer.content, {key: f"{by} (preset {line})" for key, line in lines.items()})
 
 
-def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
+def _files(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> Iterator[Layer]:
     """Yield the layers of all files that `defaults` of `path` name, depth first, and `path` last.
+
+    A file that several of them name comes once, at its first place: it is what they are made of,
+    and must not undo what the first of them says.
 
     Args:
         chain: resolved paths of the files that led to this one, outermost first.
+        seen: gets the resolved paths of the files.
 
     Raises:
         ConfigError: `defaults` form a cycle or are no list of files, or a file cannot be read.
@@ -197,6 +202,9 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
     if real in chain:
         loop = " -> ".join(str(p) for p in (*chain, real))
         raise ConfigError(f"{path}: defaults form a cycle: {loop}")
+    if real in seen:
+        return
+    seen.add(real)
     layer = read_layer(path, named_by=chain[-1] if chain else None)
     defaults = layer.content.pop("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(d, str) for d in defaults):
@@ -204,7 +212,7 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
             f"{layer.places['defaults']}: defaults = {defaults!r}: must be a list of files"
         )
     for name in defaults:
-        yield from _files(path.parent / name, (*chain, real))
+        yield from _files(path.parent / name, (*chain, real), seen)
     yield layer
 
 

@@ -346,6 +346,20 @@ def test_defaults_merge_left_to_right_and_the_file_wins(tmp_path: Path, run_file
     assert (config.sampling.top_p, config.sampling.temperature) == (0.5, 0.7)
 
 
+def test_a_reference_that_is_no_mapping_is_told_to_be_one(run_file: Path) -> None:
+    for value in ("train", "3", "[1]"):
+        assert ": must be a mapping with the keys " in error(run_file, f"reference={value}")
+
+
+def test_a_file_that_two_defaults_name_undoes_nothing(tmp_path: Path, run_file: Path) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 1\nmax_steps: 1\nsampling: {top_p: 0.5}\n")
+    (tmp_path / "one.yaml").write_text("defaults: [base.yaml]\nseed: 2\n")
+    (tmp_path / "two.yaml").write_text("defaults: [./base.yaml]\nsampling: {top_p: 0.7}\n")
+    run_file.write_text("defaults: [one.yaml, two.yaml]\n" + RUN)
+    config = loaded(run_file)
+    assert (config.seed, config.sampling.top_p) == (2, 0.7)
+
+
 def test_a_cycle_of_defaults_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("defaults: [b.yaml]\n")
     (tmp_path / "b.yaml").write_text("defaults: [a.yaml]\n")
