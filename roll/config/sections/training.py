@@ -127,11 +127,11 @@ class FollowingReference(Config):
 
 
 def _sort_of_reference(value: Any) -> str:
-    """Return the name of the class that the settings of a reference, a mapping or an object,
-    mean."""
-    if isinstance(value, dict):
-        return FollowingReference.__name__ if "follow" in value else ScoreRole.__name__
-    return type(value).__name__
+    """Return the name of the class that the settings of a reference, a mapping or an object, mean:
+    with `follow` FollowingReference, else ScoreRole."""
+    told = isinstance(value, dict) and "follow" in value
+    follows = told or isinstance(value, FollowingReference)
+    return FollowingReference.__name__ if follows else ScoreRole.__name__
 
 
 ReferenceConfig = Annotated[
