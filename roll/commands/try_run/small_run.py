@@ -141,14 +141,8 @@ def small_run(
         "checkpoint": {"export_hf": False},
     }
     if isinstance(config, RlvrBase) and (config.rewards or isinstance(config, AgenticBase)):
-        name = NOISE
-        while name in config.rewards:
-            name += "_"
-        values["rewards"][name] = {
-            "fn": "roll.commands.try_run.noise:noise",
-            "tags": sorted(_tags(config)),
-            "weight": 0.01,
-        }
+        _tolerate_small_judges(config, values["rewards"], told)
+        _add_noise(config, values["rewards"])
     values["track"] |= {"tensorboard": False, "trackers": [], "samples": "none"}
     values["validation"]["every"] = steps
     try:
@@ -158,6 +152,18 @@ def small_run(
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: {first['msg']} (in the small run of `roll try`)") from None
     return SmallRun(small, list(dict.fromkeys(told)))
+
+
+def _add_noise(config: RlvrBase, rewards: dict[str, dict[str, Any]]) -> None:
+    """Add the reward `NOISE` to the plain values of the others, in place."""
+    name = NOISE
+    while name in config.rewards:
+        name += "_"
+    rewards[name] = {
+        "fn": "roll.commands.try_run.noise:noise",
+        "tags": sorted(_tags(config)),
+        "weight": 0.01,
+    }
 
 
 def _tolerate_small_judges(

@@ -1,4 +1,5 @@
-"""`roll average`, against means worked in float64."""
+"""`roll average`, against means worked in float64; and the check of a model that `roll merge`
+wrote."""
 
 from __future__ import annotations
 
@@ -8,12 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from roll.commands.average import average
-from roll.commands.merge import merge
+from roll.commands.merge import check_written, merge
 from roll.core.errors import CheckpointError, ConfigError
 from tests.tiny import save_tiny_model, tiny_qwen3
+from tests.vision_models import make_vision_model
 
 
 def folders(tmp_path: Path, count: int = 3) -> list[Path]:
@@ -113,3 +119,30 @@ def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
     (models[1] / "adapter_config.json").write_text(json.dumps({}))
     with pytest.raises(ConfigError, match="is an adapter, whose two factors"):
         average(models, tmp_path / "mean")
+
+
+def test_a_model_that_reads_pictures_passes_the_check(tmp_path: Path) -> None:
+    make_vision_model("qwen2_vl").save_pretrained(tmp_path)
+    check_written(tmp_path, trust_remote_code=False)
+
+
+def test_language_models_and_reward_models_pass_as_what_they_are(tmp_path: Path) -> None:
+    writes = save_tiny_model(tmp_path / "writes")
+    check_written(writes, trust_remote_code=False)
+    scorer = AutoModelForSequenceClassification.from_pretrained(writes, num_labels=1)
+    scorer.save_pretrained(tmp_path / "scores")
+    check_written(tmp_path / "scores", scores=True, trust_remote_code=False)
+    with pytest.raises(CheckpointError, match=r"does not load: score\.weight"):
+        check_written(writes, scores=True, trust_remote_code=False)
+
+
+def test_weights_that_are_missing_or_not_finite_are_named(tmp_path: Path) -> None:
+    file = save_tiny_model(tmp_path) / "model.safetensors"
+    whole = load_file(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file({k: v for k, v in whole.items() if k != name}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"does not load: {name}"):
+        check_written(tmp_path, trust_remote_code=False)
+    save_file(whole | {name: whole[name] * torch.nan}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{name} is not finite"):
+        check_written(tmp_path, trust_remote_code=False)
