@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.core.pictures import Pictures
+from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize, sizes_of_units
+from roll.strategy.megatron.shapes import plan as agreed_plan
 from roll.strategy.training.microbatch import plan, plan_of, take
 from tests.tiny import rollout_batch
 
@@ -110,3 +112,64 @@ def test_a_batch_is_planned_with_the_patches_of_its_pictures() -> None:
     longest = int(batch.lengths.max())
     assert len(plan_of(batch, 4 * longest + 48)) == 1
     assert len(plan_of(batch, 4 * longest + 24)) == 2
+
+
+rows_of_ranks = st.lists(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=12), min_size=1, max_size=3
+)
+Row = tuple[int, int]
+
+
+def plans_of_ranks(
+    ranks: list[list[Row]], budget: int, unit: int, *, equal: bool
+) -> list[list[Part]]:
+    """The parts of each rank; its rows are lengths and numbers of patches."""
+    units = [
+        sizes_of_units([length for length, _ in rows], [seen for _, seen in rows], unit)
+        for rows in ranks
+    ]
+    places = zip_longest(*(sizes for _, sizes in units), fillvalue=NO_UNIT)
+    largest = [
+        UnitSize(max(each.longest for each in place), max(each.patches for each in place))
+        for place in places
+    ]
+    return [agreed_plan(starts, largest, budget, unit=unit, equal=equal) for starts, _ in units]
+
+
+@given(rows_of_ranks, st.integers(1, 200), st.integers(1, 2), st.booleans())
+def test_ranks_have_equal_shapes_within_the_budget_that_hold_all_rows(
+    ranks: list[list[Row]], budget: int, unit: int, equal: bool
+) -> None:
+    ranks = [rows * unit for rows in ranks]
+    found = plans_of_ranks(ranks, budget, unit, equal=equal)
+    assert len({tuple((part.num_rows, part.width) for part in parts) for parts in found}) == 1
+    for rows, parts in zip(ranks, found, strict=True):
+        assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
+        for part in parts:
+            own = [rows[row] for row in part.rows]
+            assert len(own) <= part.num_rows
+            assert max((length for length, _ in own), default=0) <= part.width
+            tokens = part.num_rows * part.width
+            assert part.num_rows == unit or tokens <= budget
+            full = equal or sum(seen for _, seen in own) + len(own) * part.width <= budget
+            assert full or len(own) == unit
+    if equal:
+        assert len({(part.num_rows, part.width) for part in found[0]}) <= 1
+
+
+@given(rows_of_ranks, st.integers(1, 200))
+def test_a_rank_alone_has_the_plan_of_its_own_rows(ranks: list[list[Row]], budget: int) -> None:
+    rows = ranks[0]
+    lengths, patches = [length for length, _ in rows], [seen for _, seen in rows]
+    (parts,) = plans_of_ranks([rows], budget, 1, equal=False)
+    assert [part.rows for part in parts] == plan(lengths, budget, patches=patches)
+    assert all(part.width == max(lengths[row] for row in part.rows) for part in parts)
+    assert all(part.num_rows == len(part.rows) for part in parts)
+
+
+def test_one_long_row_of_another_rank_does_not_widen_the_short_ones() -> None:
+    long, short = [(1024, 0)] * 15 + [(32768, 0)], [(1024, 0)] * 16
+    first, second = plans_of_ranks([long, short], 32768, 1, equal=False)
+    assert [(part.num_rows, part.width) for part in first] == [(1, 32768), (15, 1024)]
+    assert [part.rows for part in first] == [[15], list(range(15))]
+    assert [part.rows for part in second] == [[0], list(range(1, 16))]
