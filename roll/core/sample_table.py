@@ -72,6 +72,8 @@ class SampleTable(Batch):
     """False for a sample that loses its loss, all of it, bool `[B]`."""
     rewards: Tensor | None = tensor("B")
     """Total reward, float32 `[B]`."""
+    turn_rewards: Tensor | None = tensor("B")
+    """Part of `steps` that an environment gave for turns, float32 `[B]`; None without any."""
     has_reward: Tensor | None = tensor("B")
     """False where a reward failed, bool `[B]`; None where every sample has a reward."""
     steps: list[StepRewards | None] | None = None

@@ -55,6 +55,7 @@ def assemble(
     tags = [sample.tag for sample in samples]
     steps = [scored.steps for scored in rows]
     turns = [scored.turns for scored in rows]
+    turn_rewards = [scored.turn_reward for scored in rows]
     pictures = [sample.prompt.pictures for sample in samples]
     responses = torch.tensor([sample.num_response_tokens for sample in samples])
     return SampleTable(
@@ -70,6 +71,7 @@ def assemble(
         trained=has_reward,
         has_reward=None if has_reward.all() else has_reward,
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
+        turn_rewards=torch.tensor(turn_rewards, dtype=torch.float32) if any(turn_rewards) else None,
         named_rewards=named,
         reward_weights=weights,
         steps=steps if any(steps) else None,

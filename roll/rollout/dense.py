@@ -59,6 +59,7 @@ def dense(table: SampleTable) -> RolloutBatch:
         tags=table.tags,
         group_ids=table.group_ids,
         rewards=table.rewards,
+        turn_rewards=table.turn_rewards,
         has_reward=table.has_reward,
         named_rewards=table.named_rewards,
         reward_weights=table.reward_weights,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.algorithms.advantages.rewards import scores
 from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS
 from roll.algorithms.shaping.rewards import Rewards
@@ -41,8 +42,8 @@ class LengthPenalty:
         coef * min(0, x)    if it does not
 
     All changes are 0 if the samples of the group have equal lengths. A sample passes if its
-    unshaped reward is at least `pass_score`. The greedy baseline does not change, because its
-    length is not known.
+    unshaped reward, that of its turns included, is at least `pass_score`. The greedy baseline does
+    not change, because its length is not known.
 
     Metrics: `mean` of the changes.
     """
@@ -52,7 +53,7 @@ class LengthPenalty:
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Return the changed rewards, and metrics; ValueError without unshaped rewards in
         `batch`."""
-        passed_B = batch.require("rewards", made_by="assemble") >= self.config.pass_score
+        passed_B = scores(batch) >= self.config.pass_score
         lengths_B = response_tokens(batch)
         share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
         short_B = 0.5 - share_B

@@ -241,3 +241,9 @@ def test_options_that_make_no_sense_are_refused(make: object, reason: str) -> No
 def test_the_length_penalty_needs_siblings() -> None:
     config = AlgorithmConfig(reward_shaping=(LengthPenaltyConfig(),))
     assert config.needs[Need.SIBLINGS] == ["grpo", "length_penalty"]
+
+
+def test_rewards_of_turns_count_for_passing() -> None:
+    batch = responses([2, 4, 6], [0.0, 0.0, 0.0])
+    won = replace(batch, turn_rewards=torch.tensor([1.0, 0.0, 1.0]))
+    assert apply(LengthPenalty(LengthPenaltyConfig()), won) == pytest.approx([0.5, 0.0, -0.5])
