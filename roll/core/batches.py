@@ -216,6 +216,8 @@ class RolloutBatch(TrainBatch):
     if all count the same."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
+    row_tokens: Tensor | None = tensor("B")
+    """Number of tokens of the longest row of each sample, int64 `[B]`; None if each has one row."""
     turns: list[tuple[Turn, ...]] | None = None
     """Turns of the policy of each sample, if samples are episodes."""
     rollout_logprobs: Tensor | None = tensor("BT")

@@ -68,6 +68,8 @@ class SampleTable(Batch):
     """Number of tokens of prompt and response, int64 `[B]`."""
     response_tokens: Tensor = tensor("B", required=True)
     """Number of tokens of the response, int64 `[B]`."""
+    row_tokens: Tensor | None = tensor("B")
+    """Number of tokens of the longest row of each sample, int64 `[B]`; None if each has one row."""
     trained: Tensor = tensor("B", required=True)
     """False for a sample that loses its loss, all of it, bool `[B]`."""
     rewards: Tensor | None = tensor("B")

@@ -69,6 +69,7 @@ def dense(table: SampleTable) -> RolloutBatch:
         step_ends=step_ends_BT,
         sample_weights=table.sample_weights,
         truncated=table.truncated,
+        row_tokens=table.row_tokens,
         turns=_turns(table),
         temperatures=table.temperatures,
         pictures=table.pictures,

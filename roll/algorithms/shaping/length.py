@@ -24,6 +24,12 @@ def response_tokens(batch: Samples) -> Tensor:
     return batch.trained_tokens().double()
 
 
+def episode_tokens(batch: Samples) -> Tensor:
+    """Return the number of tokens of each episode, float64 `[B]`, those of its first observation
+    and of the environment included; of an episode with several rows, those of the longest one."""
+    return (batch.lengths if batch.row_tokens is None else batch.row_tokens).double()
+
+
 def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) -> Tensor:
     """Return (length - shortest) / (longest - shortest), in [0, 1]; 0.5 where all are equal."""
     range_B = longest_B - shortest_B
