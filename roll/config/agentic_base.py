@@ -92,3 +92,7 @@ class AgenticBase(RlvrBase):
     def max_response_tokens(self) -> int:
         """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
+
+    def max_response_tokens_of(self, tag: str) -> int:
+        """Return `max_response_tokens`: a limit of a tag is that of its turns."""
+        return self.max_response_tokens

@@ -149,6 +149,21 @@ class RlvrBase(RunConfig):
         return {"algorithm.reward_shaping": self.algorithm.reward_shaping} | found
 
     @property
+    def shaped_advantages(
+        self,
+    ) -> list[tuple[AdvantageConfig, str, tuple[RewardShapingConfig, ...]]]:
+        """The estimator of the run and of each entry in `domains`, with the key of the shaping of
+        the rewards that it reads, and this shaping."""
+        run = self.algorithm
+        of_run = ("algorithm.reward_shaping", run.reward_shaping)
+        found = [(run.advantage, *of_run)]
+        for tag, domain in self.domains.items():
+            own = domain.reward_shaping
+            shaping = of_run if own is None else (f"domains.{tag}.reward_shaping", own)
+            found.append((domain.advantage or run.advantage, *shaping))
+        return found
+
+    @property
     def filters(self) -> dict[str, tuple[FilterConfig, ...]]:
         """Every list of filters, by its key in the file."""
         own = {f"domains.{tag}.filters": each.filters for tag, each in self.domains.items()}
@@ -279,6 +294,10 @@ class RlvrBase(RunConfig):
         """Largest number of tokens of a sample after its prompt, of tags without an entry in
         `domains`."""
         return self.sampling.max_new_tokens
+
+    def max_response_tokens_of(self, tag: str) -> int:
+        """Return the largest number of tokens of a sample of this tag after its prompt."""
+        return self.domain_sampling.get(tag, self.sampling).max_new_tokens
 
     @property
     def reference_role(self) -> ScoreRole | None:

@@ -187,6 +187,10 @@ class RolloutBatch(TrainBatch):
     """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
     rewards: Tensor | None = tensor("B")
     """Total reward of each sample, float32 `[B]`."""
+    turn_rewards: Tensor | None = tensor("B")
+    """Sum of the rewards that an environment gave for turns (`credit: turns`), float32 `[B]`. They
+    stand in `token_rewards`, not in `rewards`, and are as much the outcome of the sample as these.
+    None without any."""
     has_reward: Tensor | None = tensor("B")
     """False where a reward failed, bool `[B]`; None where every sample has a reward. A row with
     False has no trained tokens, and statistics must leave its `rewards` out."""
@@ -212,6 +216,8 @@ class RolloutBatch(TrainBatch):
     if all count the same."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
+    row_tokens: Tensor | None = tensor("B")
+    """Number of tokens of the longest row of each sample, int64 `[B]`; None if each has one row."""
     turns: list[tuple[Turn, ...]] | None = None
     """Turns of the policy of each sample, if samples are episodes."""
     rollout_logprobs: Tensor | None = tensor("BT")

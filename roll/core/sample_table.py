@@ -68,10 +68,14 @@ class SampleTable(Batch):
     """Number of tokens of prompt and response, int64 `[B]`."""
     response_tokens: Tensor = tensor("B", required=True)
     """Number of tokens of the response, int64 `[B]`."""
+    row_tokens: Tensor | None = tensor("B")
+    """Number of tokens of the longest row of each sample, int64 `[B]`; None if each has one row."""
     trained: Tensor = tensor("B", required=True)
     """False for a sample that loses its loss, all of it, bool `[B]`."""
     rewards: Tensor | None = tensor("B")
     """Total reward, float32 `[B]`."""
+    turn_rewards: Tensor | None = tensor("B")
+    """Part of `steps` that an environment gave for turns, float32 `[B]`; None without any."""
     has_reward: Tensor | None = tensor("B")
     """False where a reward failed, bool `[B]`; None where every sample has a reward."""
     steps: list[StepRewards | None] | None = None

@@ -15,6 +15,7 @@ from roll.algorithms.implicit.rewards import implicit_metrics
 from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.build import build_shaping
+from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import Aggregation
 from roll.config.rlvr import RlvrConfig
 from roll.config.rlvr_base import RlvrBase
@@ -87,9 +88,11 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         config = self.config
         self.advantage = build_advantage(config.algorithm)
         self.loss = build_loss(config.algorithm)
-        longest = config.max_response_tokens
         self.shaping = build_shaping(
-            config.algorithm, max_new_tokens=longest, domains=config.domains
+            config.algorithm,
+            max_new_tokens=config.max_response_tokens,
+            domains=config.domains,
+            episodes=isinstance(config, AgenticBase),
         )
         self.needs_tokens = (
             self.shaping.needs_tokens(self.advantage)
@@ -102,7 +105,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         )
         if config.algorithm.trains_answers:
             dated = DatedTokenizer(self.data.tokenizer, self.data.rendered_at)
-            self.answers = Answers.of(dated, config.data, longest)
+            self.answers = Answers.of(dated, config.data, config.max_response_tokens_of)
         self.runtime = start_runtime(
             config, self.launcher, self.loop, self.data, platform=self.platform
         )

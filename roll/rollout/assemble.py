@@ -7,6 +7,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from roll.core.sample_table import Branch, SampleTable
 from roll.core.types import Prompt, Sample
 from roll.rollout.filters import DROPPED
 from roll.rollout.types import Group, ScoredSample
+
+T = TypeVar("T")
 
 
 def assemble(
@@ -53,27 +56,26 @@ def assemble(
     has_reward = torch.tensor([s.has_reward and (g is None or g.has_reward) for s, g in pairs])
     named, weights = _named_rewards(rows, reward_weights)
     tags = [sample.tag for sample in samples]
-    steps = [scored.steps for scored in rows]
-    turns = [scored.turns for scored in rows]
-    pictures = [sample.prompt.pictures for sample in samples]
     responses = torch.tensor([sample.num_response_tokens for sample in samples])
     return SampleTable(
         sample_ids=[sample.id for sample in samples],
         tags=tags,
         prompts=prompts,
         contents=[sample.completion.content for sample in samples],
-        pictures=pictures if any(pictures) else None,
+        pictures=_if_any([sample.prompt.pictures for sample in samples]),
         versions=None if all_sampled else versions,
         group_ids=_group_ids(groups),
         lengths=torch.tensor(list(map(len, prompts))) + responses,
         response_tokens=responses,
+        row_tokens=_row_tokens(rows),
         trained=has_reward,
         has_reward=None if has_reward.all() else has_reward,
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
+        turn_rewards=_turn_rewards(rows),
         named_rewards=named,
         reward_weights=weights,
-        steps=steps if any(steps) else None,
-        turns=turns if any(turns) else None,
+        steps=_if_any([scored.steps for scored in rows]),
+        turns=_if_any([scored.turns for scored in rows]),
         branches=_branches(rows),
         baseline_rewards=_baseline_rewards(greedy, tags),
         truncated=torch.tensor([sample.truncated for sample in samples]),
@@ -169,6 +171,29 @@ def _group_ids(groups: Sequence[Group]) -> Tensor:
     players = 1 + max(scored.seat for group in groups for scored in group.samples)
     ids = [i * players + scored.seat for i, group in enumerate(groups) for scored in group.samples]
     return torch.tensor(ids)
+
+
+def _if_any(column: list[T]) -> list[T] | None:
+    """Return the column, or None if no sample has anything in it."""
+    return column if any(column) else None
+
+
+def _turn_rewards(rows: Sequence[ScoredSample]) -> Tensor | None:
+    """Return the sum of the rewards of turns of each sample, float32 `[B]`; None without any."""
+    found = _if_any([scored.turn_reward for scored in rows])
+    return None if found is None else torch.tensor(found, dtype=torch.float32)
+
+
+def _row_tokens(rows: Sequence[ScoredSample]) -> Tensor | None:
+    """Return the number of tokens of the longest row of each sample, int64 `[B]`; None if each has
+    one row."""
+    if not any(scored.branches for scored in rows):
+        return None
+    sizes = [
+        max(len(row.prompt.tokens) + row.num_response_tokens for row in scored.rows)
+        for scored in rows
+    ]
+    return torch.tensor(sizes)
 
 
 def _branches(rows: Sequence[ScoredSample]) -> list[tuple[Branch, ...]] | None:

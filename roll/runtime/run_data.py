@@ -115,7 +115,8 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
 
     Raises:
         CheckpointError, ConfigError: see `load_data`.
-        DataError: a source cannot be read, or a task has a tag that no environment takes.
+        DataError: a source cannot be read, a task has a tag that no environment takes, or no task
+            of training has the tag of one of `domains`.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     check_token_ids(config.samplings | config.validation_samplings, tokenizer)
@@ -125,6 +126,7 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
         check_tags(dataset, "environment", config.environments.values())
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
+    check_domains(train, config.domains)
     return RunData(tokenizer, train, held_out, moment)
 
 

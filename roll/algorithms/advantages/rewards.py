@@ -26,6 +26,17 @@ def total_rewards(batch: Samples) -> Tensor:
     return rewards_B + batch.token_rewards.double().masked_fill(~batch.loss_mask, 0).sum(1)
 
 
+def scores(batch: Samples) -> Tensor:
+    """Return the outcome of each sample, float32 `[B]`: its reward, and what an environment gave
+    for its turns. Process rewards and penalties of tokens are no part of it.
+
+    Raises:
+        ValueError: the batch has no rewards.
+    """
+    rewards_B = batch.require("rewards", made_by="assemble")
+    return rewards_B if batch.turn_rewards is None else rewards_B + batch.turn_rewards
+
+
 def rewards_to_go(outcome_B: Tensor, batch: RolloutBatch, *, gamma: float) -> Tensor:
     """Return the discounted sum of the rewards from each trained token on, float64 `[B, T]`:
 

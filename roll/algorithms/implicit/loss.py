@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from roll.algorithms.advantages.rewards import scores
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.preferences import response_sums, spread
 from roll.core.batches import RolloutBatch
@@ -30,7 +31,7 @@ class OutcomeLoss:
         """
         mask_BT = batch.loss_mask
         ref_BT = batch.require("ref_logprobs", made_by="add_logprobs")
-        success_B = (batch.require("rewards", made_by="assemble") > self.threshold).float()
+        success_B = (scores(batch) > self.threshold).float()
         ratio_B = response_sums(terms.logprobs_BT, mask_BT) - response_sums(ref_BT, mask_BT)
         reward_B = self.beta * ratio_B
         loss_B = binary_cross_entropy_with_logits(reward_B, success_B, reduction="none")

@@ -40,7 +40,8 @@ class RewardShaping(OwnRewardShapingConfig, ABC):
             rewards: `rewards.total_B`, float64 `[B]`, after the shapings before this one; and
                 `rewards.baseline_B`, those of greedy responses, or None. `rewards.map` applies a
                 function to both.
-            samples: samples of the step as they were rewarded: `samples.rewards` are unshaped.
+            samples: samples of the step as they were rewarded: `samples.rewards` are unshaped,
+                and with `credit: turns` 0 but for `samples.turn_rewards`.
         """
 
 

@@ -25,6 +25,7 @@ from roll.algorithms.shaping.interface import (
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
+from roll.algorithms.shaping.overlong import OverlongPenalty
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
 from roll.config.algorithm.shaping import RewardShapingConfig, ShapingConfig
@@ -37,6 +38,25 @@ from roll.core.sample_table import SampleTable
 
 T = TypeVar("T")
 S = TypeVar("S", RolloutBatch, SampleTable)
+
+
+@dataclass(frozen=True)
+class DefaultLimit:
+    """Limit of an overlong penalty that names none: that of the samples."""
+
+    tokens: int
+    """Largest number of tokens of a response, or of an episode with what is said to it."""
+    episodes: bool
+    """True if samples are episodes, in which the limit of a tag is that of a turn."""
+
+    def of(self, domain: DomainConfig) -> DefaultLimit:
+        """Return the limit of the samples of a tag."""
+        own = None if self.episodes else domain.sampling.max_new_tokens
+        return replace(self, tokens=own or self.tokens)
+
+    def fill(self, choice: RewardShapingConfig) -> RewardShapingConfig:
+        """Return the choice with its limit."""
+        return choice.within(self.tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,20 +317,20 @@ def build_shaping(
     *,
     max_new_tokens: int,
     domains: Mapping[str, DomainConfig] | None = None,
+    episodes: bool = False,
 ) -> Shaping:
     """Build all shaping of a run, in its initial state.
 
     Args:
         config: section `algorithm` of the config.
-        max_new_tokens: limit of new tokens in the run's sampling; default limit of an overlong
-            penalty.
+        max_new_tokens: limit of new tokens in the run's sampling, or of the tokens of an episode;
+            default limit of an overlong penalty.
         domains: section `domains` of the config.
+        episodes: True if samples are episodes, in which the limit of a tag is that of a turn.
     """
-    kl = config.kl_in_reward
+    kl, limit = config.kl_in_reward, DefaultLimit(max_new_tokens, episodes=episodes)
     return Shaping(
-        reward_parts=_reward_parts(
-            config.reward_shaping, max_new_tokens, "algorithm.reward_shaping"
-        ),
+        reward_parts=_reward_parts(config.reward_shaping, limit, "algorithm.reward_shaping"),
         mask_parts=_build(MASKS, config.masks, "algorithm.masks"),
         weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights, "algorithm.sample_weights"),
         advantage_parts=_build(
@@ -321,7 +341,7 @@ def build_shaping(
             tag: Lesson(
                 _reward_parts(
                     config.reward_shaping if own.reward_shaping is None else own.reward_shaping,
-                    own.sampling.max_new_tokens or max_new_tokens,
+                    limit.of(own),
                     "algorithm.reward_shaping"
                     if own.reward_shaping is None
                     else f"domains.{tag}.reward_shaping",
@@ -338,18 +358,17 @@ def build_shaping(
 
 
 def _reward_parts(
-    configs: Sequence[RewardShapingConfig], max_new_tokens: int, key: str
+    configs: Sequence[RewardShapingConfig], limit: DefaultLimit, key: str
 ) -> dict[str, RewardShaping]:
-    """Build the parts of reward shaping of the list with this key; `max_new_tokens` is the default
-    limit of a penalty."""
-    return _build(
-        REWARD_SHAPINGS,
-        [
-            choice.within(max_new_tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
-            for choice in configs
-        ],
-        key,
-    )
+    """Build the parts of reward shaping of the list with this key; `limit` is that of a penalty
+    that names none."""
+    filled = [limit.fill(choice) for choice in configs]
+    parts = _build(REWARD_SHAPINGS, filled, key)
+    for choice, (name, part) in zip(configs, list(parts.items()), strict=True):
+        if isinstance(choice, OverlongPenaltyConfig) and choice.max_tokens is None:
+            assert isinstance(part, OverlongPenalty)
+            parts[name] = replace(part, whole=limit.episodes)
+    return parts
 
 
 def _build(registry: PartRegistry[T], configs: Sequence[ShapingConfig], key: str) -> dict[str, T]:

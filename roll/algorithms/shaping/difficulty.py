@@ -1,6 +1,7 @@
 """Mask and weight by the difficulty of a prompt, measured by the mean reward of its samples.
 
-Both use the unshaped rewards, because shaped rewards may be centred in every group.
+Both use the unshaped rewards, those of turns included, because shaped rewards may be centred in
+every group.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from roll.algorithms.advantages.rewards import scores
 from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import MASKS, SAMPLE_WEIGHTS
 from roll.algorithms.siblings import Siblings
@@ -27,7 +29,7 @@ class DifficultyMask:
 
     def __call__(self, batch: Samples) -> Tensor:
         """Return which samples are of kept groups, bool `[B]`; ValueError without rewards."""
-        mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
+        mean_B = Siblings.of(batch.group_ids).mean(scores(batch))
         low, high = self.config.low, self.config.high
         low, high = low - ROUNDING * abs(low), high + ROUNDING * abs(high)
         return (mean_B >= low) & (mean_B <= high)
@@ -42,6 +44,6 @@ class DifficultyWeight:
 
     def __call__(self, batch: Samples) -> Tensor:
         """Return the weight of each sample, float64 `[B]`; ValueError without rewards."""
-        mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
+        mean_B = Siblings.of(batch.group_ids).mean(scores(batch))
         config = self.config
         return config.min + (config.max - config.min) * (1 - mean_B.clamp(0, 1))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.algorithms.advantages.rewards import scores
 from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS
 from roll.algorithms.shaping.rewards import Rewards
@@ -21,6 +22,12 @@ def response_tokens(batch: Samples) -> Tensor:
     Tokens of the prompt, of the environment and of padding do not count.
     """
     return batch.trained_tokens().double()
+
+
+def episode_tokens(batch: Samples) -> Tensor:
+    """Return the number of tokens of each episode, float64 `[B]`, those of its first observation
+    and of the environment included; of an episode with several rows, those of the longest one."""
+    return (batch.lengths if batch.row_tokens is None else batch.row_tokens).double()
 
 
 def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) -> Tensor:
@@ -41,8 +48,8 @@ class LengthPenalty:
         coef * min(0, x)    if it does not
 
     All changes are 0 if the samples of the group have equal lengths. A sample passes if its
-    unshaped reward is at least `pass_score`. The greedy baseline does not change, because its
-    length is not known.
+    unshaped reward, that of its turns included, is at least `pass_score`. The greedy baseline does
+    not change, because its length is not known.
 
     Metrics: `mean` of the changes.
     """
@@ -52,7 +59,7 @@ class LengthPenalty:
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Return the changed rewards, and metrics; ValueError without unshaped rewards in
         `batch`."""
-        passed_B = batch.require("rewards", made_by="assemble") >= self.config.pass_score
+        passed_B = scores(batch) >= self.config.pass_score
         lengths_B = response_tokens(batch)
         share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
         short_B = 0.5 - share_B

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS
-from roll.algorithms.shaping.length import response_tokens
+from roll.algorithms.shaping.length import episode_tokens, response_tokens
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm.shaping import OverlongMaskConfig, OverlongPenaltyConfig
 from roll.core.metrics import Mean, Metrics
@@ -23,19 +23,23 @@ class OverlongPenalty:
         R = ((max - buffer) - length) / buffer                  in between
         R = -1                                                  length >= max
 
-    max and buffer stand for `max_tokens`, which must be filled in, and `buffer_tokens`. The greedy
-    baseline does not change, because its length is not known.
+    max and buffer stand for `max_tokens`, which must be filled in, and `buffer_tokens`. The length
+    is the number of tokens that the policy wrote, or with `whole` of all tokens of an episode. The
+    greedy baseline does not change, because its length is not known.
 
     Metrics: `mean` of the changes; `penalized_fraction`, the share of samples with R below 0.
     """
 
     config: OverlongPenaltyConfig
+    whole: bool = False
+    """Count what others have said, too, as the limit of an episode does."""
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Return the changed rewards, and metrics; ValueError if `max_tokens` is not filled in."""
         max_tokens, buffer_tokens = self.config.limits()
         free = max_tokens - buffer_tokens
-        share_B = ((response_tokens(batch) - free) / buffer_tokens).clamp(0, 1)
+        lengths_B = episode_tokens(batch) if self.whole else response_tokens(batch)
+        share_B = ((lengths_B - free) / buffer_tokens).clamp(0, 1)
         added_B = -self.config.penalty * share_B
         metrics = Metrics(
             {

@@ -254,6 +254,18 @@ class AlgorithmConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _weighs_something(self) -> AlgorithmConfig:
+        """Refuse importance weights without a term that they multiply."""
+        weighed = any(term.estimates_policy_gradient for term in self.loss)
+        if self.correction is not None and self.correction.weight is not None and not weighed:
+            terms = ", ".join(term.kind for term in self.loss)
+            raise ValueError(
+                "correction.weight: weights multiply the term that estimates the policy gradient, "
+                f"and none of {terms} does; drop the weight"
+            )
+        return self
+
     @property
     def trains_pairs(self) -> bool:
         """True if pairs of two responses to a prompt are trained on."""
@@ -275,7 +287,8 @@ class AlgorithmConfig(Config):
         """Requirements of the chosen parts on the rest of the config, each with the `kind` of every
         part that has the requirement."""
         found: dict[Need, list[str]] = {}
-        for choice in (self.advantage, *self.loss, *self.reward_shaping, *self.masks):
+        samples = (*self.reward_shaping, *self.masks, *self.sample_weights)
+        for choice in (self.advantage, *self.loss, *samples, *self.advantage_shaping):
             for need in sorted(choice.all_needs):
                 found.setdefault(need, []).append(choice.kind)
         if self.correction is not None:

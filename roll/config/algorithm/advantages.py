@@ -248,7 +248,9 @@ class GigpoConfig(Choice):
     same for the discounted returns of those turns of the task that began in the same state.
 
     For agents whose environment names its states (`info["state"]`), where the reward of the whole
-    episode says little about single turns.
+    episode says little about single turns. What an episode has beyond the rewards of its turns
+    belongs to the last one; shaping by `scale`, `clip` or `normalize`, and `kl_in_reward`, which
+    change all turns, are refused.
     """
 
     kind: Literal["gigpo"] = "gigpo"
@@ -269,7 +271,7 @@ class TurnGaeConfig(Choice):
     `token_lambda`, a turn divides it among its tokens (bi-level, arXiv 2510.16907).
 
     For agents with many turns, where `gae` over tokens discounts a reward by the words in between.
-    The price is a second model to train.
+    The price is a second model to train. Refuses the shaping that `gigpo` refuses.
     """
 
     kind: Literal["turn_gae"] = "turn_gae"

@@ -81,8 +81,9 @@ class OverlongPenaltyConfig(Choice):
 
     kind: Literal["overlong_penalty"] = "overlong_penalty"
     max_tokens: int | None = Field(default=None, ge=1)
-    """Length of a response, in tokens, from which the full penalty applies. If left out:
-    sampling.max_new_tokens."""
+    """Length of a response, in tokens that the policy wrote, from which the full penalty applies.
+    If left out: the `sampling.max_new_tokens` of its tag; of episodes data.max_episode_tokens, and
+    then all that is said in an episode counts."""
     buffer_tokens: int | None = Field(default=None, ge=1)
     """Number of tokens before `max_tokens` over which the penalty grows linearly. If left out: a
     fifth of `max_tokens`, as in the paper (4096 of 20480)."""
@@ -102,7 +103,7 @@ class OverlongPenaltyConfig(Choice):
         Nothing is checked: `limits` of the copy raises ValueError if `buffer_tokens` is more.
 
         Args:
-            max_new_tokens: sampling.max_new_tokens of the run.
+            max_new_tokens: largest number of tokens of a sample.
         """
         return self.model_copy(update={"max_tokens": self.max_tokens or max_new_tokens})
 

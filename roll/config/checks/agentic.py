@@ -178,8 +178,9 @@ def _rewards(config: AgenticBase) -> Iterator[str]:
                         f"rewards.{name}.tags: no source has the tag {tag!r}{nearest(tag, used)} "
                         f"(tags of the sources: {', '.join(sorted(used))})"
                     )
-    if config.algorithm.advantage.kind == "gdpo":
-        yield (
-            "algorithm.advantage.kind: gdpo normalises each of `rewards` by itself, and the reward "
-            "of an environment is none of them; use another advantage"
-        )
+    for key, advantage in config.advantages.items():
+        if advantage.kind == "gdpo":
+            yield (
+                f"{key}.kind: gdpo normalises each of `rewards` by itself, and the reward of an "
+                "environment is none of them; use another advantage"
+            )

@@ -112,17 +112,13 @@ def _pass_k(config: RlvrBase) -> Iterator[str]:
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield settings that change the total reward, which `gdpo` does not use."""
-    run, key = config.algorithm, "reward_shaping"
-    of_run = (f"algorithm.{key}", run.reward_shaping)
-    pairs = [(run.advantage, *of_run)]
-    for tag, domain in config.domains.items():
-        advantage, own = domain.advantage or run.advantage, domain.reward_shaping
-        pairs.append((advantage, *(of_run if own is None else (f"domains.{tag}.{key}", own))))
     unread: dict[str, bool] = {
-        place: bool(parts) for advantage, place, parts in pairs if advantage.kind == "gdpo"
+        place: bool(parts)
+        for advantage, place, parts in config.shaped_advantages
+        if advantage.kind == "gdpo"
     }
     if unread:
-        unread["algorithm.kl_in_reward"] = run.kl_in_reward is not None
+        unread["algorithm.kl_in_reward"] = config.algorithm.kl_in_reward is not None
         for name, reward in config.rewards.items():
             unread[f"rewards.{name}.process"] = reward.process
     for place, there in unread.items():

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import OverlongPenaltyConfig
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.domain import DomainConfig
 from roll.config.sections.roles import Role
 
-_LEARNING_BESIDE = {"gae": Role.CRITIC, "prime": Role.PROCESS_REWARD}
+_LEARNING_BESIDE = {
+    "gae": Role.CRITIC,
+    "turn_gae": Role.CRITIC,
+    "prime": Role.PROCESS_REWARD,
+}
 """Kind of advantage -> the role that it needs."""
 
 
@@ -25,11 +30,15 @@ def domain_problems(config: RlvrBase) -> Iterator[str]:
 
 def _tag(config: RlvrBase, tag: str) -> Iterator[str]:
     """Yield a problem if no training prompt can have the tag. If tags come from a column, the tag
-    is compared with those of rewards and teachers, because those of the rows are not known."""
+    is compared with those of rewards, teachers and environments, because those of the rows are not
+    known."""
     sources = config.data.sources
     known = {each for reward in config.rewards.values() for each in reward.tags}
     known |= {each for teacher in config.teachers.values() for each in teacher.tags}
     what = "reward takes"
+    if isinstance(config, AgenticBase):
+        known |= {each for one in config.environments.values() for each in one.tags}
+        what = "reward or environment takes"
     if all(source.columns.tag is None for source in sources):
         known, what = {source.tag for source in sources}, "source has"
     if tag not in known:
@@ -58,8 +67,8 @@ def _weights(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
 def _limit(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
     """Yield a problem if the tag has a `max_new_tokens` of its own while a length penalty of the
     run takes over the limit of the run."""
-    own = domain.sampling.max_new_tokens
-    if own in (None, config.sampling.max_new_tokens) or domain.reward_shaping is not None:
+    own = config.max_response_tokens_of(tag)
+    if own == config.max_response_tokens or domain.reward_shaping is not None:
         return
     for i, part in enumerate(config.algorithm.reward_shaping):
         if isinstance(part, OverlongPenaltyConfig) and part.max_tokens is None:

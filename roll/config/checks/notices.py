@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from roll.config.algorithm import Need
+from roll.config.algorithm import DistillConfig, Need
 from roll.config.algorithm.loss_choice import PolicyChoice
 from roll.config.algorithm.losses import LossTermConfig
 from roll.config.rlvr_base import RlvrBase
@@ -127,8 +127,10 @@ def _compared(config: RlvrBase, key: str, cut: Sequence[str]) -> Iterator[str]:
         readers.append("algorithm.old_logprobs=rollout")
     if algorithm.correction is not None:
         readers.append("algorithm.correction")
-    if algorithm.kl_in_reward is not None and not config.scores_old_logprobs:
-        readers.append("algorithm.kl_in_reward")
+    if not config.scores_old_logprobs:
+        if algorithm.kl_in_reward is not None:
+            readers.append("algorithm.kl_in_reward")
+        readers += _distilled(config, key)
     if readers:
         yield (
             f"{key}.{cut[0].split('=')[0]}: with {' and '.join(cut)} the engine's log-probs are "
@@ -141,3 +143,22 @@ def _compared(config: RlvrBase, key: str, cut: Sequence[str]) -> Iterator[str]:
                 else "drop the correction"
             )
         )
+
+
+def _distilled(config: RlvrBase, key: str) -> list[str]:
+    """Return the keys of the advantages that compare the policy's log-probs with a teacher's in
+    samples that are drawn as `key`, a key of `samplings`, says."""
+    if key == "sampling":
+        cut = config.sampling.top_p, config.sampling.top_k
+        tags = [t for t, own in config.domain_sampling.items() if (own.top_p, own.top_k) == cut]
+        keys = {"algorithm.advantage": None} | dict.fromkeys(
+            f"domains.{tag}.advantage" for tag in tags
+        )
+    else:
+        own = key.removesuffix(".sampling") + ".advantage"
+        keys = {own if own in config.advantages else "algorithm.advantage": None}
+    return [
+        f"{each} (distill)"
+        for each in keys
+        if isinstance(config.advantages.get(each), DistillConfig)
+    ]

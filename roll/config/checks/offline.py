@@ -20,6 +20,10 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
     """Yield the problems that a config of any pipeline on existing rows can have."""
     yield from run_problems(config)
     yield from serving_without_engine_problems(config)
+    for key in config.track.changed("rollouts_every", "rollouts_samples", "samples"):
+        yield f"track.{key}: pipeline {config.pipeline} generates no samples to keep; drop it"
+    for key in config.track.changed("verify_weights"):
+        yield f"track.{key}: pipeline {config.pipeline} has no engine to push to; drop it"
     if config.epochs is None and "max_steps" not in config.model_fields_set:
         yield "epochs: set epochs or max_steps; nothing else ends the run"
     if any(pool not in config.pools for pool in config.role_pools.values()):

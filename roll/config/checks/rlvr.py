@@ -171,18 +171,23 @@ def _pictures(config: RlvrBase) -> Iterator[str]:
 
 def _without_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield settings that need rewards, for a config that has none."""
-    algorithm, advantage = config.algorithm, config.algorithm.advantage
-    only_teachers = isinstance(advantage, DistillConfig) and not advantage.mix
+    algorithm = config.algorithm
     for term in algorithm.loss:
-        if term.reads_advantages and not only_teachers:
-            yield (
-                f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
-                "is made of rewards; add at least one"
-            )
+        if term.reads_advantages:
+            for key, advantage in config.advantages.items():
+                if isinstance(advantage, DistillConfig) and not advantage.mix:
+                    continue  # only teachers judge the samples
+                tag = key.removesuffix(".advantage")
+                yield (
+                    f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}"
+                    f"{'' if tag == 'algorithm' else f' of {tag}'}, which is made of rewards; add "
+                    "at least one"
+                )
         if term.compares_rewards:
             yield f"rewards: the loss term {term.kind} compares samples by them; add at least one"
-    if advantage.kind in ("gdpo", "gae"):
-        yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
+    for key, advantage in config.advantages.items():
+        if advantage.kind in ("gdpo", "gae"):
+            yield f"{key}.kind: {advantage.kind} reads rewards, and there are none"
     readers: dict[str, Sequence[Config]] = {
         **config.reward_shapings,
         **config.filters,

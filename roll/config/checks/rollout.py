@@ -44,7 +44,7 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             "come; drop it or raise max_staleness"
         )
     curriculum = config.data.curriculum
-    if curriculum is not None and not config.rewards:
+    if curriculum is not None and not config.rewards and not isinstance(config, AgenticBase):
         yield "data.curriculum: reads rewards, and there are none; add `rewards`, or drop it"
     if curriculum is not None and curriculum.sources and len(config.data.sources) < 2:
         yield (

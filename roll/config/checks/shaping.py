@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.algorithm import NormalizeRewardConfig, OverlongPenaltyConfig, RewardShapingConfig
+from roll.config.algorithm import (
+    ClipRewardConfig,
+    GigpoConfig,
+    NormalizeRewardConfig,
+    OverlongPenaltyConfig,
+    RewardShapingConfig,
+    ScaleRewardConfig,
+    TurnGaeConfig,
+)
 from roll.config.rlvr_base import RlvrBase
 
 
@@ -18,12 +26,14 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
                     f"{filters}.{i}: a group of 1 always has equal rewards; set "
                     "data.samples_per_prompt to at least 2"
                 )
-    limits = {f"domains.{t}.reward_shaping": s for t, s in config.domain_sampling.items()}
+    limits = {
+        f"domains.{t}.reward_shaping": config.max_response_tokens_of(t) for t in config.domains
+    }
     for shapings, parts in config.reward_shapings.items():
-        own = limits.get(shapings)
-        longest = config.max_response_tokens if own is None else own.max_new_tokens
+        longest = limits.get(shapings, config.max_response_tokens)
         for i, shaping in enumerate(parts):
             yield from _reward_shaping(f"{shapings}.{i}", shaping, longest, alone=alone)
+    yield from _of_turns(config)
     kl = config.algorithm.kl_in_reward
     if kl is not None and kl.target is not None and kl.horizon < config.samples_per_step:
         yield (
@@ -31,6 +41,30 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
             f"{config.samples_per_step} of one step, so a step would change the coefficient by more"
             " than a fifth; raise it"
         )
+
+
+def _of_turns(config: RlvrBase) -> Iterator[str]:
+    """Yield changes of the total reward that belong to all turns, where an advantage of turns would
+    give them to the last one."""
+    told = set[str]()
+    for advantage, shapings, parts in config.shaped_advantages:
+        if not isinstance(advantage, GigpoConfig | TurnGaeConfig):
+            continue
+        found = [
+            f"{shapings}.{i}: {part.kind} changes the reward of a whole episode, and "
+            f"{advantage.kind} reads those of its turns; drop it, or use another advantage"
+            for i, part in enumerate(parts)
+            if isinstance(part, ClipRewardConfig | ScaleRewardConfig | NormalizeRewardConfig)
+        ]
+        if config.algorithm.kl_in_reward is not None:
+            found.append(
+                f"algorithm.kl_in_reward: {advantage.kind} would give the penalty of all turns to "
+                "the last; use the loss term `kl`, or another advantage"
+            )
+        for problem in found:
+            if problem not in told:  # several tags have it from the run
+                told.add(problem)
+                yield problem
 
 
 def _reward_shaping(
@@ -60,5 +94,5 @@ def _reward_shaping(
         if longest <= free:
             yield (
                 f"{key}: no response is long enough to be penalized: the penalty begins after "
-                f"max_tokens - buffer_tokens = {free}, sampling.max_new_tokens is {longest}"
+                f"max_tokens - buffer_tokens = {free}, and the limit is {longest}"
             )

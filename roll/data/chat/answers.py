@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from roll.config.sections.data import TemplateConfig
@@ -25,11 +25,14 @@ class Answers:
     """Text that ends an answer; empty if the token `eos` does."""
     eos: int | None
     """End-of-sequence token; None if the mark ends an answer."""
-    limit: int
-    """Largest number of tokens; longer answers are cut there, and have no end."""
+    limit: Callable[[str], int]
+    """Function from a tag to the largest number of tokens of an answer; longer answers are cut
+    there, and have no end."""
 
     @classmethod
-    def of(cls, tokenizer: PromptTokenizer, template: TemplateConfig, limit: int) -> Answers:
+    def of(
+        cls, tokenizer: PromptTokenizer, template: TemplateConfig, limit: Callable[[str], int]
+    ) -> Answers:
         """Return the answers as the chat template ends them, or without one, the tokenizer.
 
         Raises:
@@ -51,7 +54,7 @@ class Answers:
         tokens = inner_tokens(prompt.answer + self.mark, self.tokenizer)
         if self.eos is not None:
             tokens.append(self.eos)
-        return array(TOKEN_TYPE, tokens[: self.limit])
+        return array(TOKEN_TYPE, tokens[: self.limit(prompt.tag)])
 
 
 def check_answered(prompts: Iterable[Prompt]) -> None:

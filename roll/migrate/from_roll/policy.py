@@ -126,7 +126,9 @@ def _put_advantage(job: Job, shaping: list[dict[str, Any]]) -> list[dict[str, An
         value = {"kind": "gigpo", "gamma": float(step or 0.95), "step_coef": max(0.0, coef)}
         weights = ("step_reward_gamma", "episode_reward_weight", "step_reward_weight")
         job.put(target, value, key, *weights)
-        shaping = [each for each in shaping if each["kind"] != "normalize"]
+        if any(each["kind"] == "clip" for each in shaping):
+            job.ask("algorithm.reward_shaping: gigpo reads rewards of turns, which nothing clips")
+        shaping = []
     elif name == "grpo" and gamma == 1 and shaping in ([], [group]):
         shaping = []
         value = {"kind": "grpo", "baseline": "mean", "std": "group"}
@@ -271,6 +273,11 @@ def _put_kl_in_reward(job: Job) -> None:
         job.why("add_token_level_kl", "off, or its coefficient is 0: there is no kl_in_reward")
         for key in keys:
             job.why(key, "add_token_level_kl is off, or its coefficient is 0")
+        return
+    if job.draft.get("algorithm.advantage.kind") == "gigpo":
+        job.ask("algorithm.loss: a term `kl` in place of the penalty, which gigpo has no place for")
+        for key in ("add_token_level_kl", *keys):
+            job.why(key, "gigpo has no place for a penalty of tokens")
         return
     job.put("algorithm.kl_in_reward.coef", coef, "add_token_level_kl", "init_kl_coef")
     estimator = job.choose("kl_penalty", "algorithm.kl_in_reward.estimator", KL_ESTIMATORS)

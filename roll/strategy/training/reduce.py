@@ -80,7 +80,7 @@ class LossMetrics:
         self._rows.append(rows_B.sum())
 
     def take(self) -> Metrics:
-        """Return the metrics of this rank.
+        """Return the metrics of this rank; without trained tokens it has no maxima.
 
         Merging the metrics of all data parallel leaders gives those of the update.
         """
@@ -96,7 +96,7 @@ class LossMetrics:
             totals = _sums(named.values()) if named else []
             for name, total in zip(named, totals, strict=True):
                 values[name] = Mean(total, weight)
-        for name, parts in self._largest.items():
+        for name, parts in self._largest.items() if tokens else ():
             values[name] = Max(float(torch.stack(parts).max()))
         return Metrics(values)
 

@@ -149,3 +149,11 @@ def test_a_loss_without_a_reference_is_an_error() -> None:
     batch, logprobs_BT = scored()
     with pytest.raises(ValueError, match="ref_logprobs"):
         OutcomeLoss(0.05, 0.5)(PolicyTerms(logprobs_BT), replace(batch, ref_logprobs=None))
+
+
+def test_rewards_of_turns_count_for_success() -> None:
+    batch, logprobs_BT = scored()
+    assert batch.rewards is not None
+    by_turns = replace(batch, rewards=0 * batch.rewards, turn_rewards=batch.rewards)
+    result = OutcomeLoss(0.05, threshold=0.5)(PolicyTerms(logprobs_BT), by_turns)
+    assert result.metrics_B["success"].tolist() == [1.0, 0.0, 0.0, 1.0]

@@ -143,6 +143,17 @@ def test_estimators(name: str, advantage: str, tmp_path: Path) -> None:
     assert (config.critic is not None) == (name == "gae")
 
 
+def test_gigpo_is_without_what_changes_the_rewards_of_all_turns(tmp_path: Path) -> None:
+    kl = {"add_token_level_kl": True, "init_kl_coef": 0.1}
+    made = migrate(changed(tmp_path, "agentic", adv_estimator="gigpo", reward_clip=2, **kl))
+    config = loaded(made, tmp_path)
+    assert isinstance(config, RlvrBase)
+    assert config.algorithm.reward_shaping == ()
+    assert config.algorithm.kl_in_reward is None
+    assert "gigpo reads rewards of turns, which nothing clips" in made.text
+    assert "a term `kl` in place of the penalty" in made.text
+
+
 def test_grpo_without_a_clip_in_between_is_ours(tmp_path: Path) -> None:
     path = changed(
         tmp_path,

@@ -64,3 +64,68 @@ def test_pictures_are_refused_where_episodes_have_none(tmp_path: Path) -> None:
         load_config(task(tmp_path), ["data.pictures.workers=1"])
     with pytest.raises(ValidationError, match="take no pictures"):
         TaskSource.model_validate({"path": "a.jsonl", "columns": {"images": "images"}})
+
+
+def refused(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_a_curriculum_takes_the_rewards_of_environments(tmp_path: Path) -> None:
+    assert load_config(task(tmp_path), ["data.curriculum={}"]).config is not None
+
+
+def test_every_tag_is_asked_for_an_advantage_that_names_rewards(tmp_path: Path) -> None:
+    told = refused(task(tmp_path), "domains.words.advantage.kind=gdpo")
+    assert "domains.words.advantage.kind: gdpo normalises each of `rewards`" in told
+
+
+def test_tags_of_a_column_are_those_of_environments(tmp_path: Path) -> None:
+    rows = tmp_path / "tasks.jsonl"
+    rows.write_text('{"kind": "words"}\n')
+    column = f"data.sources=[{{path: {rows}, columns: {{tag: kind}}}}]"
+    path = task(tmp_path)
+    assert load_config(path, [column, "domains={words: {}}"]).config is not None
+    told = refused(path, column, "domains={wrds: {}}")
+    assert "no reward or environment takes the tag 'wrds'; did you mean 'words'?" in told
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_penalty_knows_the_limit_of_episodes(own: bool, tmp_path: Path) -> None:
+    """A tag's `max_new_tokens` is that of a turn."""
+    where = "domains.words" if own else "algorithm"
+    penalty = f"{where}.reward_shaping=[{{kind: overlong_penalty, max_tokens: 40}}]"
+    limits = ["data.max_episode_tokens=50", "domains.words.sampling.max_new_tokens=4"]
+    assert load_config(task(tmp_path), [penalty, *limits]).config is not None
+    late = penalty.replace("40", "100")
+    assert "no response is long enough" in refused(task(tmp_path), late, *limits)
+    unnamed = f"{where}.reward_shaping=[{{kind: overlong_penalty}}]"
+    assert load_config(task(tmp_path), [unnamed, *limits]).config is not None
+
+
+@pytest.mark.parametrize("advantage", ["gigpo", "turn_gae"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("reward_shaping=[{kind: scale, factor: 0.1}]", "algorithm.reward_shaping.0: scale"),
+        ("reward_shaping=[{kind: clip, high: 1.0}]", "algorithm.reward_shaping.0: clip"),
+        (
+            "reward_shaping=[{kind: normalize, mean: group, std: none}]",
+            "algorithm.reward_shaping.0: normalize",
+        ),
+        ("kl_in_reward={}", "algorithm.kl_in_reward: "),
+    ],
+)
+def test_what_changes_the_rewards_of_all_turns_is_refused_beside_advantages_of_turns(
+    change: str, told: str, advantage: str, tmp_path: Path
+) -> None:
+    """Else the last turn would get what the total has beyond its turns: of 1, 1, 1 and a scale of
+    0.1 it would get -1.7."""
+    kind, change = f"algorithm.advantage.kind={advantage}", f"algorithm.{change}"
+    assert told in refused(task(tmp_path), kind, change)
+
+
+def test_one_critic_does_not_learn_from_tags_that_do_not_ask_it(tmp_path: Path) -> None:
+    told = refused(task(tmp_path), "domains.words.advantage.kind=turn_gae")
+    assert "turn_gae beside grpo of the run: the critic of turn_gae learns from all" in told

@@ -136,6 +136,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"model": {"path": "model", "lora": {"serve": "adapter"}}},
         "model.lora.serve: pipeline sft has no engine to push to",
     ),
+    *(
+        (pipeline, {"track": {key: value}}, f"track.{key}: pipeline {pipeline} {why}")
+        for pipeline, key, value, why in (
+            ("sft", "samples", "all", "generates no samples to keep"),
+            ("dpo", "rollouts_every", 1, "generates no samples to keep"),
+            ("reward_model", "rollouts_samples", 8, "generates no samples to keep"),
+            ("sft", "verify_weights", "always", "has no engine to push to"),
+        )
+    ),
     (
         "sft",
         {"checkpoint": {"keep_best": 1, "best_metric": "val/x/los"}},

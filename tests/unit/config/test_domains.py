@@ -279,6 +279,8 @@ def test_a_limit_that_a_penalty_would_not_know_is_refused(run_file: Path) -> Non
 
 def test_tags_of_a_column_are_those_that_rewards_take(run_file: Path) -> None:
     column = "data.sources=[{path: a.jsonl, columns: {tag: kind}}]"
+    config = loaded(run_file, column, *KNOWN, "domains.sort.sampling.max_new_tokens=7")
+    assert [config.max_response_tokens_of(tag) for tag in ("sort", "other")] == [7, 1024]
     assert loaded(run_file, column, *KNOWN).reward_weights("sort") == {"sort": 2.0}
     assert "no reward takes the tag 'srt'; did you mean 'sort'?" in error(
         run_file, column, "domains={srt: {}}"
@@ -319,3 +321,16 @@ def test_groups_of_several_tags_are_counted_apart() -> None:
     assert found["tag/code/groups/equal_rewards_fraction"] == 0.0
     alone = rollout_metrics([group("a", [0.0, 1.0])], current_version=0)
     assert not [name for name in alone if name.startswith("tag/")]
+
+
+def test_without_rewards_the_advantages_of_all_tags_must_do_without(run_file: Path) -> None:
+    changes = [
+        "rewards.sort=null",
+        "teachers.large={pool: all, model: {path: other}, tags: [sort]}",
+        "data.sources=[{path: a.jsonl, tag: sort}]",
+        "algorithm.advantage.kind=distill",
+    ]
+    assert loaded(run_file, *changes).rewards == {}
+    told = error(run_file, *changes, "domains.sort.advantage.kind=gdpo")
+    assert "follows the advantage gdpo of domains.sort, which is made of rewards" in told
+    assert "domains.sort.advantage.kind: gdpo reads rewards, and there are none" in told

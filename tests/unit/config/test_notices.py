@@ -90,3 +90,23 @@ def test_a_cut_distribution_beside_the_engines_log_probs_is_told(cut: str) -> No
 def test_the_check_prints_it() -> None:
     result = CliRunner().invoke(app, ["check", str(QUICKSTART), "algorithm.preset=gspo"])
     assert "note: algorithm.loss.0: gspo is about the ratio" in result.output
+
+
+def test_a_cut_distribution_beside_a_teacher_is_told() -> None:
+    path = ROOT / "examples/distill_sort/on_policy.yaml"
+
+    def about(*overrides: str) -> list[str]:
+        taught = ["algorithm.advantage={kind: distill}", "algorithm.loss=[{kind: pg}]"]
+        return notices(load_config(path, [*taught, *overrides]).config)
+
+    (notice,) = about("sampling.top_p=0.9")
+    assert "algorithm.advantage (distill) takes the difference" in notice
+    assert about("sampling.top_p=0.9", "algorithm.old_logprobs=recompute") == []
+    assert about("sampling.top_p=0.9", "actor_train.epochs=2") == []
+    own = "domains.sort={sampling: {top_k: 5}, advantage: {kind: distill, coef: 0.5}}"
+    (notice,) = about(own)
+    assert notice.startswith("domains.sort.sampling.top_k: with top_k=5")
+    assert "domains.sort.advantage (distill) takes the difference" in notice
+    inherited = "domains.sort={advantage: {kind: distill, coef: 0.5}}"
+    (notice,) = about("sampling.top_p=0.9", inherited)
+    assert "algorithm.advantage (distill) and domains.sort.advantage (distill) takes" in notice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from roll.commands.launch import PIPELINES
 from roll.config import load_config
+from roll.core.errors import DataError
 from roll.runtime.run_data import RunData
 from tests.pipelines.test_agentic import task
 from tests.pipelines.test_rows import PAIRS, split
@@ -47,3 +49,14 @@ def test_a_validation_set_with_the_name_of_a_training_source_has_other_ids(
     assert found.keys() == {trained, "other"}, "metrics keep the names of the config"
     assert all(one.id.startswith(f"val/{trained}:") for one in found[trained])
     assert all(one.id.startswith("other:") for one in found["other"]), "as in earlier versions"
+
+
+def test_a_tag_of_domains_that_no_task_has_is_told(tmp_path: Path) -> None:
+    rows = tmp_path / "tasks.jsonl"
+    rows.write_text('{"prompt": "go", "answer": "7", "kind": "words"}\n')
+    source = {"path": str(rows), "columns": {"tag": "kind"}}
+    environment = {"tags": ["words", "others"]}
+    path = task(tmp_path, environment=environment, domains={"others": {"filters": []}})
+    config = load_config(path, [f"data.sources=[{json.dumps(source)}]"]).config
+    with pytest.raises(DataError, match=r"domains\.others: no training prompt has the tag"):
+        PIPELINES[config.pipeline].prepare(config)

@@ -146,6 +146,9 @@ def test_rewards_of_turns_belong_to_their_last_tokens_if_the_config_says_so() ->
     assert reward_metrics([one]).values_by_name()["reward/mean"] == 1.5
     table = assemble([group])
     batch = dense(table)
+    for made in (table, batch):  # and so do masks, weights and thresholds
+        assert made.turn_rewards is not None
+        assert made.turn_rewards.tolist() == [1.5]
     assert batch.token_rewards is not None
     rewarded = batch.token_rewards[0].nonzero()[:, 0].tolist()
     assert rewarded == [3, 6, 10]

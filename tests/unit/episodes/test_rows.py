@@ -167,10 +167,12 @@ SHAPING = build_shaping(
             "masks": ({"kind": "overlong"},),
             "sample_weights": ({"kind": "length", "max": 2.0, "min": 0.5},),
             "kl_in_reward": {"coef": 0.1},
+            "reward_shaping": ({"kind": "overlong_penalty", "buffer_tokens": 6},),
         },
         strict=False,
     ),
     max_new_tokens=8,
+    episodes=True,
 )
 
 

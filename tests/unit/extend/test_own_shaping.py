@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from roll.algorithms.build import build_advantage
 from roll.algorithms.shaping.build import Shaping, build_shaping
-from roll.config.algorithm import AlgorithmConfig, ReinforceConfig, ScaleRewardConfig
+from roll.config.algorithm import AlgorithmConfig, Need, ReinforceConfig, ScaleRewardConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import RollError
 from tests.own_parts import Centred, Counted, Doubled, Halved, Lucky, Weightless
@@ -83,3 +83,20 @@ def test_a_wrong_result_names_the_key(parts: dict[str, Any], told: str) -> None:
     with pytest.raises(RollError) as caught:
         shaped(**parts)
     assert str(caught.value).startswith(told)
+
+
+class Teachable(Weightless):
+    """Says that it needs teachers."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
+
+
+class Comparing(Doubled):
+    """Says that it needs a reference."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFERENCE})
+
+
+def test_what_a_weight_or_an_advantage_shaping_needs_is_asked_for() -> None:
+    _, config = shaping(sample_weights=(Teachable(),), advantage_shaping=(Comparing(),))
+    assert config.needs.keys() == {Need.TEACHER, Need.REFERENCE}

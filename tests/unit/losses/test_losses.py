@@ -21,6 +21,7 @@ from roll.config.algorithm import (
     PpoClipConfig,
 )
 from roll.core.batches import RolloutBatch
+from roll.strategy.training.reduce import LossMetrics
 from tests.tiny import rollout_batch
 
 
@@ -261,3 +262,17 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_mismatch_is_seen_in_train
 def test_two_terms_of_one_part_are_refused() -> None:
     with pytest.raises(ValueError, match="each part once"):
         SumLoss((PpoClip(PpoClipConfig()), PpoClip(PpoClipConfig(clip_high=0.3))))
+
+
+def test_a_maximum_over_no_trained_token_is_left_out() -> None:
+    terms, batch = full_batch()
+    fresh = replace(batch, old_logprobs=None)
+    collected = LossMetrics(rows_local=len(batch), dp_size=1)
+    weights_BT = torch.zeros_like(terms.logprobs_BT)
+    for mask_BT in (torch.zeros_like(fresh.loss_mask), fresh.loss_mask):
+        masked = replace(fresh, loss_mask=mask_BT)
+        loss = build_loss(AlgorithmConfig())(terms, masked)
+        collected.add(loss, weights_BT, mask_BT, torch.tensor(0.0))
+        found = collected.take().values_by_name()
+        assert ("mismatch/logprob_abs_max" in found) == bool(mask_BT.any())
+        assert all(math.isfinite(value) for value in found.values())

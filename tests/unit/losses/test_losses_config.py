@@ -82,6 +82,13 @@ def test_terms_add_up_in_the_order_of_the_config() -> None:
             {"correction": {"weight": {"level": "turn"}}, "loss": [{"kind": "gmpo"}]},
             "use sequence or geometric",
         ),
+        (
+            {
+                "correction": {"weight": {"upper": 2.0}},
+                "loss": [{"kind": "distill"}, {"kind": "entropy", "coef": 0.01}],
+            },
+            "none of distill, entropy does; drop the weight",
+        ),
     ],
 )
 def test_nonsense_is_refused_with_the_reason(options: dict[str, Any], reason: str) -> None:
@@ -97,6 +104,7 @@ def test_nonsense_is_refused_with_the_reason(options: dict[str, Any], reason: st
         {"correction": {"weight": {"level": "sequence", "upper": 2.0, "mode": "mask"}}},
         {"correction": {"weight": {"level": "geometric"}}, "loss": [{"kind": "gspo"}]},
         {"correction": {"reject": [{"level": "turn", "lower": 0.5}]}, "loss": [{"kind": "gspo"}]},
+        {"correction": {"reject": [{"lower": 0.5}]}, "loss": [{"kind": "distill"}]},
         {"old_logprobs": "rollout"},
     ],
 )

@@ -110,11 +110,14 @@ def test_an_answer_ends_as_the_policy_would_end_it(chats: bool) -> None:
     tokenizer = char_tokenizer()
     data = TemplateConfig(chat_template=chats)
     prompt = Prompt("d:0", (5,), "1 +", "23", "x")
-    tokens = Answers.of(tokenizer, data, 9)(prompt)
+    tokens = Answers.of(tokenizer, data, lambda tag: 9)(prompt)
     assert tokenizer.decode(tokens.tolist()) == "23" + tokenizer.eos_token
-    assert Answers.of(tokenizer, data, 2)(prompt) == tokens[:2]
+    limits = {"x": 2, "y": 9}
+    cut = Answers.of(tokenizer, data, limits.__getitem__)
+    assert cut(prompt) == tokens[:2], "by the limit of its tag"
+    assert cut(replace(prompt, tag="y")) == tokens
     with pytest.raises(DataError, match="row d:0 has an empty answer"):
-        Answers.of(tokenizer, data, 9)(replace(prompt, answer=" "))
+        Answers.of(tokenizer, data, lambda tag: 9)(replace(prompt, answer=" "))
 
 
 @pytest.mark.parametrize(

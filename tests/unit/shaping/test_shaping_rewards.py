@@ -241,3 +241,27 @@ def test_options_that_make_no_sense_are_refused(make: object, reason: str) -> No
 def test_the_length_penalty_needs_siblings() -> None:
     config = AlgorithmConfig(reward_shaping=(LengthPenaltyConfig(),))
     assert config.needs[Need.SIBLINGS] == ["grpo", "length_penalty"]
+
+
+def test_rewards_of_turns_count_for_passing() -> None:
+    batch = responses([2, 4, 6], [0.0, 0.0, 0.0])
+    won = replace(batch, turn_rewards=torch.tensor([1.0, 0.0, 1.0]))
+    assert apply(LengthPenalty(LengthPenaltyConfig()), won) == pytest.approx([0.5, 0.0, -0.5])
+
+
+def test_the_limit_of_an_episode_counts_what_others_say() -> None:
+    batch = responses([2, 4, 6], [0.0, 0.0, 0.0])
+    config = AlgorithmConfig(reward_shaping=(OverlongPenaltyConfig(buffer_tokens=4),))
+    for episodes, want in ((False, [0.0, 0.0, 0.0]), (True, [0.0, -0.25, -0.75])):
+        shaping = build_shaping(config, max_new_tokens=10, episodes=episodes)
+        shaped, _ = shaping.rewards(batch)
+        assert shaped.rewards is not None
+        assert shaped.rewards.tolist() == pytest.approx(want)
+    longest = replace(batch, row_tokens=torch.tensor([9, 9, 9]))
+    shaped, _ = build_shaping(config, max_new_tokens=10, episodes=True).rewards(longest)
+    assert shaped.rewards is not None
+    assert shaped.rewards.tolist() == pytest.approx([-0.75] * 3)
+    named = AlgorithmConfig(reward_shaping=(OverlongPenaltyConfig(max_tokens=6, buffer_tokens=4),))
+    shaped, _ = build_shaping(named, max_new_tokens=99, episodes=True).rewards(batch)
+    assert shaped.rewards is not None
+    assert shaped.rewards.tolist() == pytest.approx([0.0, -0.5, -1.0]), "tokens of the policy"

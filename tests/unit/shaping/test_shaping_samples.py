@@ -295,3 +295,14 @@ def test_options_that_make_no_sense_are_refused(make: object, reason: str) -> No
     assert callable(make)
     with pytest.raises(ValidationError, match=reason):
         make()
+
+
+def test_rewards_of_turns_count_for_the_difficulty_of_a_prompt() -> None:
+    given = torch.tensor([0, 0, 1, 0, 1, 1.0])
+    batch = replace(three_groups([0.0] * 6), turn_rewards=given)
+    assert (
+        masked(batch, DifficultyMaskConfig(low=0.1, high=0.9))[0]
+        == [False] * 2 + [True] * 2 + [False] * 2
+    )
+    weight = DifficultyWeightConfig(min=0.5, max=1.5)
+    assert weighed(batch, weight) == pytest.approx([1.5, 1.5, 1.0, 1.0, 0.5, 0.5])
