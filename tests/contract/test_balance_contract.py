@@ -22,8 +22,9 @@ ROUTER = "mlp.gate.weight"
 WHOLE, PASSES, ALONE = ((0, 1, 2, 3),), ((0, 1), (), (2,), (3,)), ((0,), (1,), (2,), (3,))
 """Rows of the micro-batches of all data parallel ranks. Of the second, the first rank has one
 without rows."""
-BUDGETS = {WHOLE: 1000, PASSES: 20, ALONE: 20}
-Layout = tuple[dict[str, Any], tuple[tuple[int, ...], ...]]
+Parts = tuple[tuple[int, ...], ...]
+BUDGETS: dict[Parts, int] = {WHOLE: 1000, PASSES: 20, ALONE: 20}
+Layout = tuple[dict[str, Any], Parts]
 LAYOUTS: dict[int, dict[str, Layout]] = {
     1: {"recomputed": ({"recompute": "full"}, WHOLE)},
     2: {"dp": ({}, PASSES), "ep": ({"ep": 2}, ALONE), "cp": ({"cp": 2}, WHOLE)},
@@ -68,7 +69,7 @@ def test_gradients_are_those_of_the_formula(
         )
 
 
-def wanted(folder: Path, parts: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
+def wanted(folder: Path, parts: Parts) -> dict[str, Tensor]:
     """Gradients of the loss, and of the mean of the balancing loss over parts of the batch."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     rows = batch()

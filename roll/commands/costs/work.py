@@ -100,8 +100,8 @@ def _of_samples(config: RlvrBase, expected: Expected) -> Iterator[Work]:
         rows = trained_rows(config, samples, role) * trained.epochs
         times = max(steps - waits, 0)
         yield Work(f"trained by {role}", "train", rows * longest, _product(row, rows), times)
-    for name, role in _scorers(config):
-        rows = trained_rows(config, samples, role)
+    for name, scorer in _scorers(config):
+        rows = trained_rows(config, samples, scorer)
         yield Work(name, "score", rows * longest, _product(row, rows), steps)
     if config.generates and config.validation.sets:
         longest = config.validation_sampling.max_new_tokens

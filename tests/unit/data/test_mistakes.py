@@ -11,7 +11,7 @@ import pytest
 from roll.commands.data.look import look_at
 from roll.commands.trials.trial import try_data
 from roll.config.loading.compose import load_config
-from roll.config.sections.data import DataConfig, SourceConfig, TextDataConfig
+from roll.config.sections.data import DataConfig, SourceConfig, TextDataConfig, TextSource
 from roll.core.errors import RowError
 from roll.data.columns import map_row
 from roll.data.datasets import load_prompts
@@ -48,7 +48,7 @@ def test_half_of_a_surrogate_pair_is_a_mistake_of_its_row(tmp_path: Path) -> Non
     lines = [json.dumps(row) for row in (GOOD, asked, told, GOOD)]
     path = write(tmp_path / "t.jsonl", lines)
     says = r"2 of 4 rows have mistakes:\n.*:2: the text has half of a surrogate pair \('\\ud83d' .*"
-    data = TextDataConfig(sources=({"path": str(path)},), rows_per_step=1)
+    data = TextDataConfig(sources=(TextSource(path=str(path)),), rows_per_step=1)
     with pytest.raises(RowError, match=says):
         load_texts(data.sources, data, char_tokenizer())
     row = {"prompt": HALF, "answer": HALF}

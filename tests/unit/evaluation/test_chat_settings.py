@@ -14,7 +14,7 @@ from roll.core.errors import ConfigError
 from tests.pipelines.test_rows import PAIRS, TEXTS, split
 from tests.runs import write_rows_task, write_task
 
-ROWS = {"sft": TEXTS, "dpo": PAIRS, "reward_model": PAIRS}
+ROWS: dict[str, list[Any]] = {"sft": TEXTS, "dpo": PAIRS, "reward_model": PAIRS}
 
 
 def settings(folder: Path, pipeline: str, *overrides: str, **data: Any) -> Any:
