@@ -25,7 +25,7 @@ from roll.algorithms.shaping.interface import (
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
-from roll.algorithms.shaping.overlong import OverlongPenalty
+from roll.algorithms.shaping.overlong import EpisodePenalty, OverlongPenalty
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
 from roll.config.algorithm.shaping import RewardShapingConfig, ShapingConfig
@@ -367,7 +367,7 @@ def _reward_parts(
     for choice, (name, part) in zip(configs, list(parts.items()), strict=True):
         if isinstance(choice, OverlongPenaltyConfig) and choice.max_tokens is None:
             assert isinstance(part, OverlongPenalty)
-            parts[name] = replace(part, whole=limit.episodes)
+            parts[name] = EpisodePenalty(part.config) if limit.episodes else part
     return parts
 
 

@@ -24,22 +24,19 @@ class OverlongPenalty:
         R = -1                                                  length >= max
 
     max and buffer stand for `max_tokens`, which must be filled in, and `buffer_tokens`. The length
-    is the number of tokens that the policy wrote, or with `whole` of all tokens of an episode. The
-    greedy baseline does not change, because its length is not known.
+    is the number of tokens that the policy wrote. The greedy baseline does not change, because its
+    length is not known.
 
     Metrics: `mean` of the changes; `penalized_fraction`, the share of samples with R below 0.
     """
 
     config: OverlongPenaltyConfig
-    whole: bool = False
-    """Count what others have said, too, as the limit of an episode does."""
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Return the changed rewards, and metrics; ValueError if `max_tokens` is not filled in."""
         max_tokens, buffer_tokens = self.config.limits()
         free = max_tokens - buffer_tokens
-        lengths_B = episode_tokens(batch) if self.whole else response_tokens(batch)
-        share_B = ((lengths_B - free) / buffer_tokens).clamp(0, 1)
+        share_B = ((self.lengths(batch) - free) / buffer_tokens).clamp(0, 1)
         added_B = -self.config.penalty * share_B
         metrics = Metrics(
             {
@@ -48,6 +45,18 @@ class OverlongPenalty:
             }
         )
         return Rewards(rewards.total_B + added_B, rewards.baseline_B), metrics
+
+    def lengths(self, batch: Samples) -> Tensor:
+        """Return the length of each sample, in tokens, `[B]`."""
+        return response_tokens(batch)
+
+
+class EpisodePenalty(OverlongPenalty):
+    """The same for episodes, whose length counts what others have said, too, as in their limit."""
+
+    def lengths(self, batch: Samples) -> Tensor:
+        """Return the length of each episode, in tokens, `[B]`."""
+        return episode_tokens(batch)
 
 
 @MASKS.register(OverlongMaskConfig)

@@ -36,7 +36,7 @@ from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
 from tests.runs import write_rows_task, write_task
 from tests.tiny import tiny_qwen3
-from tests.unit.commands.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
+from tests.unit.memory.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
 
 JOINED = {"RAY_ADDRESS": "10.0.0.1:6379"}
 
