@@ -69,6 +69,7 @@ class Unstacked(Generic[T]):
         self.collect = whole.collect
         self.packs = whole.packs
         self.tower = whole.tower
+        self.border = whole.border
 
     def __call__(self, tokens_BT: Tensor, request: ForwardRequest) -> ModelOutputs:
         parts = self._run(tokens_BT, request).unbind()
