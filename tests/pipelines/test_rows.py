@@ -111,7 +111,9 @@ def test_reference_log_probs_of_once_are_those_of_every_step(tmp_path: Path) -> 
             reference_logprobs=how,
         )
         losses.append([record.get("loss/total") for record in run_local(path)])
-    assert losses[0] == losses[1]
+    # Not to the bit: the rows beside a row in its pass are others, and so may be the kernels.
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0][0] == losses[1][0]
 
 
 def test_a_reward_model_is_a_sequence_classifier_that_ranks(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def small_run(
     if isinstance(config, RlvrBase) and (config.rewards or isinstance(config, AgenticBase)):
         _tolerate_small_judges(config, values["rewards"], told)
         _add_noise(config, values["rewards"])
-    values["track"] |= {"tensorboard": False, "trackers": [], "samples": "none"}
+    values["track"] |= _tracking(config)
     values["validation"]["every"] = steps
     try:
         small = type(config).model_validate_json(json.dumps(values))
@@ -152,6 +152,15 @@ def small_run(
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: {first['msg']} (in the small run of `roll try`)") from None
     return SmallRun(small, list(dict.fromkeys(told)))
+
+
+def _tracking(config: RunConfig) -> dict[str, Any]:
+    """Return what the small run records otherwise: nothing outside of its folder, and no samples.
+    Pipelines that generate none refuse settings of them."""
+    told: dict[str, Any] = {"tensorboard": False, "trackers": []}
+    if isinstance(config, RlvrBase):
+        return told | {"samples": "none"}
+    return told | {"rollouts_every": config.track.rollouts_every}
 
 
 def _add_noise(config: RlvrBase, rewards: dict[str, dict[str, Any]]) -> None:
