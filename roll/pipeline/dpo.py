@@ -5,7 +5,7 @@ A row is a pair of responses to one prompt; for KTO it is a single response with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -29,28 +29,6 @@ Preferences = PreferenceBatch | LabelledBatch
 P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
-class KnownSums:
-    """Sums of the reference's log-probs of responses. They are kept by the ids of their rows, so
-    that neither tokens nor pictures of a row stay in memory with them."""
-
-    def __init__(self) -> None:
-        """Begin with no sums."""
-        self._sums: dict[str, tuple[float, ...]] = {}
-
-    def of(self, examples: Sequence[Example]) -> list[float] | None:
-        """Return the sum of each response of these rows, in order; None if those of a row are
-        unknown."""
-        if any(example.id not in self._sums for example in examples):
-            return None
-        return [each for example in examples for each in self._sums[example.id]]
-
-    def keep(self, examples: Sequence[Example], sums: Iterable[float]) -> None:
-        """Keep the sum of each response of these rows, in order."""
-        left = iter(sums)
-        for example in examples:
-            self._sums[example.id] = tuple(next(left) for _ in example.sequences)
-
-
 class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
     """Pipeline that minimises a preference loss. Most of these losses depend on the log ratio
     between policy and reference of each response; some need no reference."""
@@ -66,7 +44,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens)
         made = LabelledLoss(loss) if isinstance(loss, KtoConfig) else PairedLoss(loss)
         self.start_learner(PreferenceWorker, head, made)
-        self.known_sums = KnownSums()
+        # By ids, so that neither tokens nor pictures of a row stay in memory with its sums.
+        self.known_sums: dict[str, list[float]] = {}
         if (role := config.reference) is not None:
             reference = self.launcher.start(
                 ReferenceWorker,
@@ -93,12 +72,13 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         needs them. With `reference_logprobs: once`, the sums are kept and used again."""
         if not self.config.loss.needs_reference:
             return batch
-        if (known := self.known_sums.of(examples)) is not None:
-            return replace(batch, ref_sums=torch.tensor(known))
+        known = self.known_sums
+        if all(each.id in known for each in examples):
+            return replace(batch, ref_sums=torch.tensor([x for e in examples for x in known[e.id]]))
         batch = self.score_reference(batch)
         if self.config.reference_logprobs == "once":
-            sums = batch.require("ref_sums", made_by="score_reference")
-            self.known_sums.keep(examples, sums.tolist())
+            sums = iter(batch.require("ref_sums", made_by="score_reference").tolist())
+            known.update({e.id: [next(sums) for _ in e.sequences] for e in examples})
         return batch
 
     def score_reference(self, batch: P) -> P:

@@ -25,7 +25,7 @@ from roll.algorithms.shaping.interface import (
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
-from roll.algorithms.shaping.overlong import EpisodePenalty, OverlongPenalty
+from roll.algorithms.shaping.overlong import EpisodePenalty
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
 from roll.config.algorithm.shaping import RewardShapingConfig, ShapingConfig
@@ -364,10 +364,9 @@ def _reward_parts(
     that names none."""
     filled = [limit.fill(choice) for choice in configs]
     parts = _build(REWARD_SHAPINGS, filled, key)
-    for choice, (name, part) in zip(configs, list(parts.items()), strict=True):
-        if isinstance(choice, OverlongPenaltyConfig) and choice.max_tokens is None:
-            assert isinstance(part, OverlongPenalty)
-            parts[name] = EpisodePenalty(part.config) if limit.episodes else part
+    for named, choice, name in zip(configs, filled, parts, strict=True):
+        if limit.episodes and isinstance(choice, OverlongPenaltyConfig) and choice != named:
+            parts[name] = EpisodePenalty(choice)
     return parts
 
 

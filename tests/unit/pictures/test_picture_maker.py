@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,6 @@ from roll.data.pictures.picture import EncodedPictures, Picture
 from roll.data.pictures.placeholders import Grid
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
-from roll.pipeline.dpo import KnownSums
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask
 from roll.runtime.pictures.examples import ExamplePictures
@@ -252,18 +250,3 @@ def test_rows_of_validation_are_not_counted_and_not_those_of_training(make: Any)
     assert one is not None
     assert numbers_of(one.sequences[0].pictures) == [3]
     assert maker.take_metrics().values_by_name() == {"pictures/rows": 1, "pictures/broken_rows": 0}
-
-
-def test_known_sums_keep_no_patches() -> None:
-    row = example_of("t:1", 3)
-    values = np.zeros((1, 1), np.uint8)
-    pictures = row.sequences[0].pictures
-    assert pictures is not None
-    made = replace(pictures, patches=Patches(values))
-    held = replace(row, sequences=(replace(row.sequences[0], pictures=made),) * 2)
-    known, gone = KnownSums(), weakref.ref(values)
-    known.keep([held, example_of("t:2")], [0.5, 1.5, 2.5])
-    assert known.of([example_of("t:2"), held]) == [2.5, 0.5, 1.5]
-    assert known.of([held, example_of("t:3")]) is None
-    del held, made, values
-    assert gone() is None
