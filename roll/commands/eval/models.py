@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,38 +110,30 @@ def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
     return found
 
 
-def make_folder(
-    model: Examinee,
-    *,
-    trust_remote_code: bool,
-    write: Callable[[Path, Path], None] | None = None,
-) -> None:
+def make_folder(model: Examinee, *, trust_remote_code: bool) -> None:
     """Write the checkpoint of a model as a folder in the format of Hugging Face, unless an earlier
-    session has; the errors of writing are those of `roll merge`.
+    session has; the errors are those of `roll merge` and of `begins_folder`."""
+    if model.checkpoint is not None and begins_folder(model.checkpoint, Path(model.path)):
+        from roll.commands.merge import merge
 
-    Args:
-        write: function that writes a checkpoint, its first argument, to a folder that does not
-            exist; None: as `roll merge`.
+        merge(model.checkpoint, Path(model.path), trust_remote_code=trust_remote_code)
+
+
+def begins_folder(checkpoint: Path, folder: Path) -> bool:
+    """Return whether a folder is still to be written from a checkpoint; if it is, note beside it
+    where it comes from.
 
     Raises:
         SettingsChangedError: the folder that is there was written from another checkpoint.
     """
-    if model.checkpoint is None:
-        return
-    folder = Path(model.path)
-    mark, found = folder.with_name(ORIGIN), checkpoint_hash(model.checkpoint)
+    mark, found = folder.with_name(ORIGIN), checkpoint_hash(checkpoint)
     if folder.exists():
-        _refuse_other_origin(model.checkpoint, folder, mark, found)
-        return
+        _refuse_other_origin(checkpoint, folder, mark, found)
+        return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    origin = {"checkpoint": str(model.checkpoint.resolve()), "hash": found}
+    origin = {"checkpoint": str(checkpoint.resolve()), "hash": found}
     replace_file(mark, json.dumps(origin) + "\n")
-    if write is None:
-        from roll.commands.merge import merge
-
-        merge(model.checkpoint, folder, trust_remote_code=trust_remote_code)
-    else:
-        write(model.checkpoint, folder)
+    return True
 
 
 def _refuse_other_origin(checkpoint: Path, folder: Path, mark: Path, found: str) -> None:

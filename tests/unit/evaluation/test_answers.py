@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from roll.commands.eval.answers import SAMPLES, Answered, Answers
-from roll.commands.eval.models import find_models, fingerprint, make_folder
+from roll.commands.eval.models import begins_folder, find_models, fingerprint, make_folder
 from roll.commands.eval.scores import scores_of
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import ConfigError, SettingsChangedError
@@ -172,15 +172,14 @@ def test_a_written_model_of_another_checkpoint_is_refused(tmp_path: Path) -> Non
         (checkpoint / "actor_train" / "rank_0.safetensors").write_bytes(weights)
         return checkpoint
 
-    def write(checkpoint: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "weights").write_bytes(
-            (checkpoint / "actor_train" / "rank_0.safetensors").read_bytes()
-        )
-
     def make(run: Path) -> None:
         [model] = find_models([str(run)], [10], out)
-        make_folder(model, trust_remote_code=False, write=write)
+        assert model.checkpoint is not None
+        target = Path(model.path)
+        if begins_folder(model.checkpoint, target):
+            target.mkdir()
+            weights = (model.checkpoint / "actor_train" / "rank_0.safetensors").read_bytes()
+            (target / "weights").write_bytes(weights)
 
     run, other, out = tmp_path / "run", tmp_path / "other" / "run", tmp_path / "out"
     first = written(run, b"first")
