@@ -24,14 +24,8 @@ def kinds_by_length(config: Any) -> dict[str, int]:
     Args:
         config: configuration of the language model.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
-    found: dict[str, int] = {}
-    for each in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
-        if each.get("rope_type") == DYNAMIC:
-            found[DYNAMIC] = config.max_position_embeddings
-        elif each.get("rope_type") == LONGROPE:
-            found[LONGROPE] = each["original_max_position_embeddings"]
-    return found
+    names = ("rope_parameters", "max_position_embeddings")
+    return kinds_in_file({name: getattr(config, name, None) for name in names})
 
 
 def kinds_in_file(values: Mapping[str, Any]) -> dict[str, int]:
