@@ -54,6 +54,8 @@ def engine_arguments(
         "custom_weight_loader": [LOADER],
         "skip_tokenizer_init": True,
         "skip_server_warmup": True,
+        # Otherwise each scheduler takes a whole core, also while the others use the device.
+        "sleep_on_idle": True,
         "log_level": "error",
         "sampling_backend": "pytorch",  # SGLang's faster samplers do not support seeds
         "sampling_mask_max_tokens": 1 << 20,  # so many that log-probs cover any nucleus of top-p

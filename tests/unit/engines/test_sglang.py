@@ -167,7 +167,13 @@ def test_further_arguments_reach_sglang_and_all_of_ours_are_the_frameworks_to_se
     found = arguments(engine_args={"schedule_policy": "fcfs"})
     assert found["schedule_policy"] == "fcfs"
     on_cpus = {"device", "attention_backend", "grammar_backend", "disable_overlap_schedule"}
-    assert found.keys() - {"schedule_policy"} - on_cpus <= RESERVED_ARGUMENTS.keys()
+    users = {"schedule_policy", "sleep_on_idle"}
+    assert found.keys() - users - on_cpus <= RESERVED_ARGUMENTS.keys()
+
+
+def test_sglang_waits_without_a_core_unless_the_user_wants_it_to_ask_all_the_time() -> None:
+    assert arguments()["sleep_on_idle"]
+    assert not arguments(engine_args={"sleep_on_idle": False})["sleep_on_idle"]
 
 
 def test_arguments_that_sglang_lacks_or_that_are_not_to_be_set_are_refused_by_name() -> None:
