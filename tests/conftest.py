@@ -8,6 +8,8 @@ from collections.abc import Generator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# Threads of engines that wait for their next tiny tensor would spin on cores that others need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hypothesis
 import numpy as np
