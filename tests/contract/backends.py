@@ -52,6 +52,11 @@ class TrainBackend:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options on any number of ranks."""
 
+    @property
+    def differs_alone(self) -> bool:
+        """False if one rank, which has no layout, does what one rank of another backend does."""
+        return self.experts or not self.layout
+
     def turned(self, option: str) -> dict[str, Any]:
         """Settings with this option as it is not by default."""
         return {option: not self.strategy.model_fields[option].default}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -20,28 +21,40 @@ from tests.contract.train_job import ADAM, plain_loss, relative_distance, train_
 from tests.tiny import save_tiny_model
 from tests.turns import in_groups
 
-WORLDS = (1, 2)
 QUICK = ("fsdp2", "deepspeed-zero2", "megatron-pp2")
 OTHERS = [backend.name for backend in TRAIN_BACKENDS if backend.name not in QUICK]
 Ranks = list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Runs:
+    backend: str
+    folder: Path
+    """That of the models."""
+    worlds: dict[int, Ranks]
+    """By number of ranks what each rank found."""
+
+
 @pytest.fixture(scope="module", params=[*in_groups(QUICK), *in_groups(OTHERS, pytest.mark.slow)])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of the models, and by number of ranks what each rank found."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("frozen")
-    experts = next(each.experts for each in TRAIN_BACKENDS if each.name == request.param)
+    backend = next(each for each in TRAIN_BACKENDS if each.name == request.param)
     for name in ("tied", "untied"):
-        save_tiny_model(folder / name, tied=name == "tied", experts=experts)
+        save_tiny_model(folder / name, tied=name == "tied", experts=backend.experts)
     made = partial(job, backend=request.param)
-    found: dict[Any, Any] = {"folder": folder, "backend": request.param}
-    for world in WORLDS:
-        found[world] = run_ranks(world, made, folder / str(world), timeout_s=300)
-    return found
+    found = {
+        world: run_ranks(world, made, folder / str(world), timeout_s=300)
+        for world in ((1, 2) if backend.differs_alone else (2,))
+    }
+    return Runs(request.param, folder, found)
 
 
-def cases(ranks: Ranks) -> list[str]:
-    return [name for name in ranks[0] if name != "said"]
+def every_rank(runs: Runs) -> Ranks:
+    return [rank for ranks in runs.worlds.values() for rank in ranks]
+
+
+def cases(rank: dict[str, Any]) -> list[str]:
+    return [name for name in rank if name != "said"]
 
 
 def patterns(case: str) -> tuple[str, ...]:
@@ -52,39 +65,36 @@ def fits(case: str, name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns(case))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_frozen_parameters_keep_every_bit_and_only_they(runs: Any, world: int) -> None:
-    for rank in runs[world]:
-        for case in cases(runs[world]):
+def test_frozen_parameters_keep_every_bit_and_only_they(runs: Runs) -> None:
+    for rank in every_rank(runs):
+        for case in cases(rank):
             run = rank[case]
             assert run["frozen"] == {name for name in run["start"] if fits(case, name)}, case
             for name, value in run["start"].items():
                 assert torch.equal(value, run["weights"][name]) == fits(case, name), (case, name)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_others_learn_as_in_plain_torch(runs: Any, world: int) -> None:
-    for case in cases(runs[world]):
+def test_all_others_learn_as_in_plain_torch(runs: Runs) -> None:
+    ranks = every_rank(runs)
+    for case in cases(ranks[0]):
         head = case.split(", ")[1]
-        want = plain_updates(runs["folder"] / head, patterns(case))
-        for rank in runs[world]:
+        want = plain_updates(runs.folder / head, patterns(case))
+        for rank in ranks:
             assert relative_distance(rank[case]["weights"], want) < 2e-5, case
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_resumed_run_has_the_same_weights_and_so_has_what_is_saved(runs: Any, world: int) -> None:
-    for rank in runs[world]:
-        for case in cases(runs[world]):
+def test_a_resumed_run_has_the_same_weights_and_so_has_what_is_saved(runs: Runs) -> None:
+    for rank in every_rank(runs):
+        for case in cases(rank):
             run = rank[case]
             for name, value in run["weights"].items():
                 assert torch.equal(value, run["resumed"][name]), (case, name)
                 assert torch.equal(value, run["saved"][name]), (case, name)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_part_of_a_joined_tensor_is_refused_on_all_ranks(runs: Any, world: int) -> None:
-    for rank in runs[world]:
-        if runs["backend"].startswith("megatron"):
+def test_a_part_of_a_joined_tensor_is_refused_on_all_ranks(runs: Runs) -> None:
+    for rank in every_rank(runs):
+        if runs.backend.startswith("megatron"):
             assert "q_proj.weight is frozen and model.layers.0.self_attn.k_proj" in rank["said"]
             assert "freeze all 3 parameters of it, or none" in rank["said"]
         else:

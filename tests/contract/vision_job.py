@@ -66,6 +66,9 @@ CASES = {
 }
 KEPT = "frozen tower"
 """The case whose result is saved and loaded."""
+FEWER = ("whole", "packed", "one rank sees", KEPT)
+"""Cases of all families of a backend but one: those in which families differ. What is frozen or
+computed again does not depend on how a family reads pictures."""
 INEXACT = ("adapter", "bf16")
 """Cases whose step does not show the gradient of the weights."""
 
@@ -133,15 +136,27 @@ def options_of(made: TrainBackend, case: Case) -> dict[str, Any] | None:
     return {"recompute": "full"} if case.options else {}
 
 
+def names_of(made: TrainBackend, world_size: int, *, all_cases: bool) -> list[str]:
+    """Return the names of the cases that a backend runs for a family.
+
+    Args:
+        all_cases: not only those in which families differ.
+    """
+    if world_size == 1 and not made.differs_alone:
+        names = ["adapter"] if all_cases else []  # what the adapter of several ranks is compared to
+    else:
+        names = list(CASES if all_cases else FEWER)
+    return [name for name in names if made.adapters or not CASES[name].lora]
+
+
 def job(spec: WorkerSpec, folder: Path, *, backend: str, families: Sequence[str]) -> dict[Any, Any]:
     """One update for each family and case, by (family, case)."""
     made = next(each for each in TRAIN_BACKENDS if each.name == backend)
     group = GroupMembership(spec)
     results: dict[Any, Any] = {}
     for family in families:
-        for name, case in CASES.items():
-            if case.lora and not made.adapters:
-                continue
+        for name in names_of(made, spec.world_size, all_cases=family == families[-1]):
+            case = CASES[name]
             options = options_of(made, case)
             if options is None:
                 continue
