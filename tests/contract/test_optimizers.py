@@ -136,10 +136,10 @@ def test_training_is_a_plain_loop(
     path = runs[0][0]["folder"] / "model"
     batch = train_batch()
     want = plain_steps(path, name, batch)
-    # Other sums of the same rows. Muon rounds to bfloat16, where a last bit of a gradient can
-    # become half a percent, and raises the smallest singular values.
-    # A last bit can also choose the next number of 8 bits.
-    least = 1e-3 if name == "adamw_8bit" else 1e-4
+    # Other sums of the same rows, which differ between processors, too. Muon rounds to bfloat16,
+    # where a last bit of a gradient can become half a percent, and raises the smallest singular
+    # values. A last bit can also choose the next number of 8 bits.
+    least = {"adamw_8bit": 1e-3, "muon": 5e-3}.get(name, 1e-4)
     again = plain_steps(path, name, batch.select(range(len(batch) - 1, -1, -1)))
     for rank in runs[world]:
         for key, step in want.items():

@@ -97,7 +97,7 @@ def test_gradients_and_losses_are_those_of_plain_transformers(
         want, loss = oracle(models, family, case.freeze, case.rows != BLIND)
         for rank in ranks:
             run = rank[family, name]
-            assert relative_distance(gradient(run, run["start"]), want) < 1e-6, (family, name)
+            assert relative_distance(gradient(run, run["start"]), want) < 5e-6, (family, name)
         together = [rank[family, name] for rank in ranks]
         metrics = Metrics.concat([run["metrics"] for run in leaders(together)]).values_by_name()
         assert metrics["loss/total"] == pytest.approx(loss, rel=1e-5, abs=1e-6), (family, name)
@@ -196,6 +196,8 @@ def test_what_is_saved_is_what_was_trained_and_can_be_used(
     runs: dict[str, Any], models: Path, world: int
 ) -> None:
     for family in runs["families"]:
+        if (family, KEPT) not in runs[str(world)][0]:
+            continue  # one rank of a layout
         out = models / f"{runs['backend']} on {world}" / family
         saved = load_file(out / "hf" / "model.safetensors")
         AutoImageProcessor.from_pretrained(out / "hf", backend="pil")
