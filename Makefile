@@ -11,6 +11,8 @@ CUDA_BUILD ?= cu130
 # Processes that share the tests, one more than two cores: many tests wait. Whoever is free takes the
 # next group of tests (tests/turns.py), in the order of the folders: the long ones come first.
 WORKERS ?= 3
+# Tests start hundreds of processes, and each would compile every module anew if none could keep it.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where a folder of wheels is configured for pip, uv must be told; elsewhere it takes PyTorch's build
 # from PyTorch's own index.
@@ -35,7 +37,7 @@ $(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt re
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(TORCH) \
 		-r requirements/$(PLATFORM).txt -r requirements/dev.txt -e . -e mcore_adapter
 ifeq ($(PLATFORM),cpu)
-	$(BIN)/uv pip install --python $(BIN)/python --no-deps -r requirements/sglang-cpu.txt
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --no-deps -r requirements/sglang-cpu.txt
 endif
 	touch $@
 
@@ -59,13 +61,13 @@ type: setup
 	$(BIN)/mypy
 
 test: setup  ## Everything that runs on this machine.
-	$(BIN)/python -m pytest $(SHARED)
+	$(TESTS) $(SHARED)
 
 test-fast: setup  ## Without the slow ones.
-	$(BIN)/python -m pytest $(SHARED) -m "not slow"
+	$(TESTS) $(SHARED) -m "not slow"
 
 test-gpu: setup
-	$(BIN)/python -m pytest tests/gpu
+	$(TESTS) tests/gpu
 
 bench: setup  ## The cost of the framework, as README.md quotes it; benchmarks/README.md has the other figures.
 	$(BIN)/python benchmarks/overhead.py
