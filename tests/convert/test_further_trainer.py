@@ -30,7 +30,7 @@ WEIGHT = 0.3
 LAYOUTS = ({"ep": 2}, {"tp": 2, "etp": 1, "recompute": "full"}, {"pp": 2})
 EPS = 1e-4
 """Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding."""
-FREE = 1e-5
+FREE = 4e-5
 """Largest difference of weights after the steps, of a learning rate of 3e-3."""
 
 
