@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.convert.further_by_hand import COUNTS, Further, save_further, tensors_of
 from tests.convert.spawned import run_ranks
 from tests.convert.trainer_runs import (
+    EPS,
     EXAMPLES,
     STEPS,
     run_all,
@@ -28,8 +29,6 @@ from tests.convert.trainer_runs import (
 
 WEIGHT = 0.3
 LAYOUTS = ({"ep": 2}, {"tp": 2, "etp": 1, "recompute": "full"}, {"pp": 2})
-EPS = 1e-4
-"""Of AdamW: with less, entries whose gradients are next to zero move by the sign of a rounding."""
 FREE = 4e-5
 """Largest difference of weights after the steps, of a learning rate of 3e-3."""
 

@@ -17,6 +17,9 @@ from tests.convert.tiny_models import save_model
 from tests.tiny import ALPHABET, SPECIAL, char_tokenizer
 
 EXAMPLES, STEPS, LR, CLIP = 6, 3, 3e-3, 0.5
+EPS = 1e-4
+"""Of AdamW, where weights after the steps are compared: with less, entries whose gradients are next
+to zero move by the sign of a rounding, which differs between processors."""
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<assistant>{{ m.content }}<eos>"
     "{% else %}<user>{{ m.content }}{% endif %}{% endfor %}"
