@@ -38,6 +38,9 @@ FOUR = (
     ParallelSizes(tp=2, pp=2, ep=2, etp=1),
 )
 
+UNLIKE = ("deepseek_v3", "gpt_oss", "qwen3_next")
+"""Families with latent attention, with biases of experts, with linear attention."""
+
 
 def cases_of(folders: list[Path], layouts: tuple[ParallelSizes, ...]) -> list[Case]:
     """All but experts with biases (gpt_oss) on several expert tensor parallel ranks."""
@@ -65,5 +68,11 @@ def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> No
 
 @pytest.mark.slow
 def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
-    cases = cases_of(folders, FOUR)
+    """Each way to divide is proven for each family on two ranks; here two ways meet, which depends
+    on how a family attends and on biases, so similar families share the pairs."""
+    cases = [
+        case
+        for i, case in enumerate(cases_of(folders, FOUR))
+        if case.folder.name in UNLIKE or i % 2 == NAMES.index(case.folder.name) % 2
+    ]
     assert_equal(4, cases, loose=LOOSE)

@@ -41,8 +41,8 @@ def test_the_tokens_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends() -> 
 def test_the_pictures_of_a_step_pass_the_driver_by_and_are_gone_when_it_ends() -> None:
     """A picture of 1024 x 1024 pixels has 6 MB of patches and 1,369 tokens."""
     lengths = {"siblings": 8, "prompt": 16, "median": 50, "longest": 100, "steps": 2}
-    row = _measured(512, picture=1024, **lengths)
-    assert row["store, MB"] >= 64 * 5
+    row = _measured(128, picture=1024, **lengths)
+    assert row["store, MB"] >= 16 * 5
     assert row["left, MB"] == 0
     # The groups end one after another, as their pictures become ready; each answer is short. On a
     # busy machine more of them are alone in a message.
