@@ -307,7 +307,7 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
     def fail(what: str) -> None:
         raise CheckpointError(
             f"checkpoint {path} belongs to another model: {what}; set `model.path` to the model "
-            "it was trained from, or `resume: never`"
+            "it was trained from and `model.freeze` to what was frozen then, or `resume: never`"
         )
 
     if found["format"] != FORMAT:
