@@ -177,7 +177,10 @@ def _check_long_rows(config: RunConfig) -> None:
         return
     model, longest = config.train_model, config.max_sequence_tokens
     values = _read_config(Path(model.path).expanduser() / "config.json")
-    for kind, limit in kinds_in_file({**(values or {}), **model.overrides}).items():
+    # transformers keeps what is given under the older key under the newer one.
+    newer = {"rope_scaling": "rope_parameters"}
+    overrides = {newer.get(key, key): value for key, value in model.overrides.items()}
+    for kind, limit in kinds_in_file({**(values or {}), **overrides}).items():
         if longest > limit:
             raise ConfigError(
                 f"model.path: {model.path} has rotary embeddings of type {kind}, which engines and "

@@ -371,6 +371,11 @@ def test_rows_that_engine_and_trainer_would_rotate_differently_are_refused(tmp_p
     (problem,) = problems("sampling.max_new_tokens=33", "validation.sampling=null")
     assert "type longrope" in problem
     assert "more than 64 tokens; here they may have 65" in problem
+    (model / "config.json").write_text(json.dumps({"rope_parameters": {"rope_type": "default"}}))
+    assert problems() == []
+    longer = "{rope_type: longrope, original_max_position_embeddings: 16}"
+    (problem,) = problems(f"model.overrides.rope_scaling={longer}")
+    assert "more than 16 tokens" in problem
 
 
 @pytest.mark.parametrize("model_type", UNSERVED)
