@@ -191,11 +191,10 @@ def test_hostile_answers_are_wrong_and_ordinary_ones_still_right() -> None:
     ],
     ids=lambda response: response[:8],
 )
-@pytest.mark.alone
 def test_looking_for_an_answer_is_linear(response: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()  # other tests may have the cores meanwhile
     math_reward(sample_of(response, answer="7"))
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def make_sleeper() -> object:
