@@ -38,11 +38,16 @@ class Case:
 
 
 CASES = {
+    "padded": Case("fsdp2"),
     "packed": Case("fsdp2", PACKED),
+    "recomputed": Case("fsdp2", PACKED | RECOMPUTED),
+    "adapter": Case("fsdp2", PACKED | RECOMPUTED, LORA),
     "adapter-ulysses": Case("fsdp2-ulysses2", PACKED | RECOMPUTED, LORA),
+    "zero2": Case("deepspeed-zero2", PACKED),
     "zero3": Case("deepspeed-zero3", PACKED),
 }
-"""Each trace takes half a minute, so one case has several of what may matter."""
+"""Without a GPU each trace takes half a minute; there the tests take those that have several of what
+may matter. Tests with a GPU take all that need no second rank."""
 
 
 def job(
