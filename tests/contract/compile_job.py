@@ -46,8 +46,8 @@ CASES = {
     "zero2": Case("deepspeed-zero2", PACKED),
     "zero3": Case("deepspeed-zero3", PACKED),
 }
-"""Without a GPU each trace takes half a minute; there the tests take those that have several of what
-may matter. Tests with a GPU take all that need no second rank."""
+"""Without a GPU each trace takes half a minute; there the tests take those that have several of
+what may matter. Tests with a GPU take all that need no second rank."""
 
 
 def job(
