@@ -212,6 +212,7 @@ def test_checkpoint_of_another_model_names_the_difference(runs: Results, world: 
     for result in runs[world]:
         other, missing = result["other_model"]
         assert "another model" in other
+        assert "`model.freeze`" in other
         assert "lm_head.weight" in other
         assert "meta.json" in missing
 

@@ -79,16 +79,20 @@ def oracle(path: Path, family: str, freeze: Any, sees: bool) -> Any:
     return plain_gradient(path / family, family, freeze, sees=sees)
 
 
-def cases(ranks: Ranks) -> list[tuple[str, str]]:
-    return list(ranks[0])
+def every_case(runs: dict[str, Any]) -> list[tuple[Ranks, str, str]]:
+    """All ranks of a world, family and case. On one rank a layout has hardly any, on two all."""
+    worlds: list[Ranks] = [runs[str(world)] for world in WORLDS]
+    return [(ranks, family, name) for ranks in worlds for family, name in ranks[0]]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+def every_rank(runs: dict[str, Any]) -> Ranks:
+    return [rank for world in WORLDS for rank in runs[str(world)]]
+
+
 def test_gradients_and_losses_are_those_of_plain_transformers(
-    runs: dict[str, Any], models: Path, world: int
+    runs: dict[str, Any], models: Path
 ) -> None:
-    ranks: Ranks = runs[str(world)]
-    for family, name in cases(ranks):
+    for ranks, family, name in every_case(runs):
         if name in INEXACT:
             continue
         case = CASES[name]
@@ -103,11 +107,8 @@ def test_gradients_and_losses_are_those_of_plain_transformers(
         assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5), (family, name)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_scores_are_those_of_plain_transformers(
-    runs: dict[str, Any], models: Path, world: int
-) -> None:
-    for rank in runs[str(world)]:
+def test_scores_are_those_of_plain_transformers(runs: dict[str, Any], models: Path) -> None:
+    for rank in every_rank(runs):
         for (family, name), run in rank.items():
             case = CASES[name]
             tolerance = 0.05 if case.dtype == "bfloat16" else 1e-5
@@ -136,11 +137,8 @@ def alone(models: Path, family: str, number: int, sees: bool) -> Any:
     return plain_terms(model, vision_rows(family)[number], sees=sees)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_frozen_parts_keep_every_bit_and_are_not_pushed_again(
-    runs: dict[str, Any], world: int
-) -> None:
-    for rank in runs[str(world)]:
+def test_frozen_parts_keep_every_bit_and_are_not_pushed_again(runs: dict[str, Any]) -> None:
+    for rank in every_rank(runs):
         for (family, name), run in rank.items():
             same = {
                 key
@@ -167,12 +165,9 @@ def part(name: str) -> str:
     return "projector" if "merger" in name else "vision"
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_an_adapter_learns_the_same_on_every_number_of_ranks(
-    runs: dict[str, Any], world: int
-) -> None:
+def test_an_adapter_learns_the_same_on_every_number_of_ranks(runs: dict[str, Any]) -> None:
     alone = runs["1"][0]
-    for rank in runs[str(world)]:
+    for rank in runs["2"]:
         for (family, name), run in rank.items():
             if CASES[name].lora:
                 assert relative_distance(run["weights"], alone[family, name]["weights"]) < 1e-6
@@ -189,17 +184,16 @@ def test_every_backend_scores_as_plain_transformers(models: Path, world: int) ->
             check_scores(models, family, kind, info, terms, 1e-5)
 
 
-@pytest.mark.parametrize("world", WORLDS)
 def test_what_is_saved_is_what_was_trained_and_can_be_used(
-    runs: dict[str, Any], models: Path, world: int
+    runs: dict[str, Any], models: Path
 ) -> None:
-    for family in runs["families"]:
-        if (family, KEPT) not in runs[str(world)][0]:
-            continue  # one rank of a layout
-        out = models / f"{runs['backend']} on {world}" / family
+    kept = [(ranks, family) for ranks, family, name in every_case(runs) if name == KEPT]
+    assert {family for _, family in kept} == set(runs["families"])
+    for ranks, family in kept:
+        out = models / f"{runs['backend']} on {len(ranks)}" / family
         saved = load_file(out / "hf" / "model.safetensors")
         AutoImageProcessor.from_pretrained(out / "hf", backend="pil")
-        for rank in runs[str(world)]:
+        for rank in ranks:
             run = rank[family, KEPT]
             assert run["weights"].keys() == run["resumed"].keys() == saved.keys()
             for key, value in run["weights"].items():
