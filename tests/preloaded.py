@@ -6,6 +6,7 @@ them. `conftest.py` names this module, because Python has one fork server and re
 the first process is started from it.
 """
 
+import gc
 import os
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -25,3 +26,7 @@ from mcore_adapter.platform import quiet_imports
 
 with quiet_imports():
     import megatron.core.ssm.gated_delta_net  # noqa: F401
+
+# A full collection of all this takes half a second, and DeepSpeed asks for one for each engine.
+gc.collect()
+gc.freeze()
