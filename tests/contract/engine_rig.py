@@ -39,6 +39,7 @@ from roll.weight_sync.channel import TransportKind
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import new_channel
+from tests.contract.forked_cores import fork_next_core
 from tests.vision_models import SeenRow, oracle_logprobs
 
 R = TypeVar("R")
@@ -229,6 +230,8 @@ def start(
     else:
         settings = {"endpoint": EndpointConfig(port=port)} | options
         engine = VllmEngine(VllmConfig(**settings), setup)
+        if platform == "cpu":
+            fork_next_core()
     sees = "vision_config" in AutoConfig.from_pretrained(path).sub_configs
     factory = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     rig = Rig(kind, engine, port, loop, factory.from_pretrained(oracle or path))

@@ -40,6 +40,7 @@ from roll.strategy.hf.grammar import Matcher
 from roll.strategy.hf.passes import Weights
 from roll.strategy.vllm.engine import VllmEngine
 from tests.contract.engine_rig import SPEC, Rig, shake, weights_of
+from tests.contract.forked_cores import fork_next_core
 from tests.episodes import OneHost, Writer, episodes
 from tests.unit.data.test_chat_templates import byte_tokenizer
 from tests.unit.episodes.test_contexts import Told, check_rows, encoded
@@ -382,6 +383,7 @@ def episode_rig(kind: str, folder: Path, loop: asyncio.AbstractEventLoop) -> Ite
         engine = ToldEngine(HfEngineConfig(), setup)
     else:
         engine = VllmEngine(VllmConfig(endpoint=None), setup)
+        fork_next_core()
     first = Qwen3ForCausalLM.from_pretrained(path)
     second = copy.deepcopy(first)
     shake(second, seed=1)

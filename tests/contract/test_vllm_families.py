@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from collections.abc import Iterator
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from roll.commands.preloads import ENGINES_APART, SHARED
-from roll.distributed.processes.child_forks import FORKS_CHILDREN
-from roll.distributed.processes.fork_server import ForkServer
-from tests.contract import served_job
-from tests.contract.served_job import Served
+from tests.contract.served import serve
 
-ROOT = Path(__file__).parents[2]
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -57,40 +49,15 @@ IN_BFLOAT16: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": _EXPERTS | _DELTA_NET,
 }
 """The same of models with delta nets, which vLLM computes in bfloat16 only."""
-_LINEAR = {"dtype": "bfloat16", "prefix_caching": False}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """Its forks, and the forks of these, have imported vLLM: most of what a start costs."""
-    with ForkServer(SHARED, [ENGINES_APART["vllm"], "tests.contract.engine_rig"]) as server:
-        yield server
-
-
-def served(
-    server: ForkServer, folder: Path, name: str, sizes: dict[str, Any], **options: Any
-) -> Served:
-    """What `served_job` finds, in a fork of the server."""
-    arguments = {"name": name, "sizes": sizes, "options": options}
-    (folder / "arguments.json").write_text(json.dumps(arguments))
-    ended = subprocess.run(
-        f"exec {server.engine_python} {served_job.__file__} {folder}",
-        shell=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), FORKS_CHILDREN: "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return Served(**json.loads((folder / "served.json").read_text()))
+_LINEAR: dict[str, Any] = {"dtype": "bfloat16", "prefix_caching": False}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_log_probs_are_those_of_transformers_before_and_after_a_push(
-    server: ForkServer, tmp_path: Path, name: str
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, name: str
 ) -> None:
-    found = served(server, tmp_path, name, FAMILIES[name])
+    found = serve(tmp_path, name, FAMILIES[name], loop)
     assert max(found.before, found.after) < 2e-5
     assert found.least > 1e-4, f"a push without {found.least_name} would go unnoticed"
 
@@ -98,8 +65,8 @@ def test_log_probs_are_those_of_transformers_before_and_after_a_push(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_BFLOAT16)
 def test_log_probs_in_bfloat16_are_those_of_the_weights_that_were_pushed(
-    server: ForkServer, tmp_path: Path, name: str
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, name: str
 ) -> None:
-    found = served(server, tmp_path, name, IN_BFLOAT16[name], **_LINEAR)
+    found = serve(tmp_path, name, IN_BFLOAT16[name], loop, **_LINEAR)
     assert found.mean < 0.1
     assert found.stale > 1

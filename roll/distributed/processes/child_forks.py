@@ -31,7 +31,7 @@ _LONGEST = 107 - len("/roll-forks-12345678/socket")
 
 
 @dataclass(frozen=True, slots=True)
-class _ChildServer:
+class ChildServer:
     """The server, as the worker knows it."""
 
     pid: int
@@ -40,11 +40,13 @@ class _ChildServer:
     alive: int
     """Pipe that nobody writes to. The server ends when all who hold it have ended: the worker and
     the forks."""
+    lasts: bool = False
+    """Whether further engines will use it: then neither it nor its socket ends with the first."""
 
 
-_server: _ChildServer | None = None
+_server: ChildServer | None = None
 """The server of this process that `forked_children` has not used yet."""
-_used: list[_ChildServer] = []
+_used: list[ChildServer] = []
 """Servers of this process that are in use."""
 
 
@@ -59,7 +61,6 @@ def start_child_server(script: str, temporary: str | None = None) -> None:
             process does not have yet. `/tmp` stands in if there is none, and if its path is too
             long: the name of a socket has room for 107 bytes.
     """
-    global _server
     if sys.version_info >= (3, 14):  # there the server asks for a key that is made elsewhere
         return
     usable = temporary and os.path.isdir(temporary) and len(os.fsencode(temporary)) <= _LONGEST
@@ -79,7 +80,13 @@ def start_child_server(script: str, temporary: str | None = None) -> None:
             shutil.rmtree(address.parent, ignore_errors=True)  # the worker may have ended first
             os._exit(0)
         os.close(ended)
-    _server = _ChildServer(pid, address, alive)
+    give_child_server(ChildServer(pid, address, alive))
+
+
+def give_child_server(server: ChildServer) -> None:
+    """Let the next block of `forked_children` use this server."""
+    global _server
+    _server = server
 
 
 def _find_title() -> None:
@@ -102,7 +109,8 @@ def forked_children() -> Iterator[context.BaseContext | None]:
     if server is None:
         yield None
         return
-    _used.append(server)
+    if not server.lasts:
+        _used.append(server)
     ours = forkserver._forkserver
     before = dict(vars(ours))
     vars(ours).update(
@@ -114,12 +122,13 @@ def forked_children() -> Iterator[context.BaseContext | None]:
         yield _ForkedContext()
     finally:
         vars(ours).update(before)
-        shutil.rmtree(server.address.parent, ignore_errors=True)
+        if not server.lasts:
+            shutil.rmtree(server.address.parent, ignore_errors=True)
 
 
 def servers_in_use() -> list[int]:
-    """Return the process ids of the servers that have been used. Without its server, a process
-    counts as ended for `multiprocessing`."""
+    """Return the process ids of the servers that have been used and do not last. Without its
+    server, a process counts as ended for `multiprocessing`."""
     return [server.pid for server in _used]
 
 

@@ -1,13 +1,10 @@
-"""A program: vLLM serves a tiny model of a family, before a push of other weights and after it."""
+"""vLLM serves a tiny model of a family, before a push of other weights and after it."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import json
-import sys
-import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +41,23 @@ class Served:
 
 
 def serve(
-    folder: Path, name: str, sizes: dict[str, Any], *, dtype: str = "float32", **options: Any
+    folder: Path,
+    name: str,
+    sizes: dict[str, Any],
+    loop: asyncio.AbstractEventLoop,
+    *,
+    dtype: str = "float32",
+    **options: Any,
 ) -> Served:
     """Start vLLM on a tiny model of a family, push other weights, and compare log-probs.
 
     Args:
         folder: where the model is made.
         sizes: settings beside those of the family.
+        loop: runs in another thread.
         options: of the engine.
     """
     save_decided(folder / "model", name, SIZES | sizes)
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
     rig = start("vllm", folder / "model", loop, endpoint=None, dtype=dtype, **options)
     rig.oracle.set_attn_implementation("eager")  # others leave out the bound of gemma2's scores
     model, old = rig.oracle, copy.deepcopy(rig.oracle)
@@ -116,10 +118,3 @@ def least_change(
         changes.append((float((rescore(model, PROMPT, tokens) - expected).abs().max()), name))
         parameter.data = new
     return min(changes)
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    given = json.loads((place / "arguments.json").read_text())
-    result = serve(place, given["name"], given["sizes"], **given["options"])
-    (place / "served.json").write_text(json.dumps(asdict(result)))
