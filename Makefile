@@ -8,9 +8,9 @@ STAMP := $(VENV)/.installed
 PLATFORM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 # PyTorch's build for GPUs. Named, because `auto` asks the driver, which a docker build has not.
 CUDA_BUILD ?= cu130
-# Processes that share the tests, one more than two cores: many tests wait. Whoever is free takes the
-# next group of tests (tests/turns.py), in the order of the folders: the long ones come first.
-WORKERS ?= 3
+# Processes that share the tests, two for each of two cores: many tests wait. Whoever is free takes
+# the next group of tests; tests/turns.py orders them.
+WORKERS ?= 4
 # Tests start hundreds of processes, and each would compile every module anew if none could keep it.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.turns import turn
+from tests.turns import in_turn, turn
 
 multiprocessing.set_forkserver_preload(["tests.preloaded"])
 # `nohup` and background shells leave these ignored; the commands that tests start would inherit it.
@@ -48,6 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("gpu")
         if marker and marker.args[0] > have:
             item.add_marker(pytest.mark.skip(reason=f"needs {marker.args[0]} GPUs, has {have}"))
+    items[:] = in_turn(items)
 
 
 def pytest_collection_finish() -> None:
