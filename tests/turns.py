@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-WAITING = ("faults", "pipelines", "distributed", "packages")
+WAITING = ("faults", "distributed", "packages")
 """Folders whose tests mostly wait for processes that they have started, the longest first."""
-COMPUTING = ("contract", "convert")
+COMPUTING = ("contract", "convert", "pipelines")
 """Folders whose tests compute for long."""
 
 

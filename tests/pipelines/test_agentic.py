@@ -14,10 +14,11 @@ from tests.runs import Command, run_local, without_times, write_task
 
 ENVS = '''
 """Environments of the tests."""
-import os, random, signal, time
+import os, random, signal, threading, time
 
 SIGNALS = {"die": signal.SIGKILL, "stop": signal.SIGSTOP}
 LEAK = []
+ONCE = threading.Lock()
 
 class Words:
     """Asks for digits, three times; answers at random length."""
@@ -28,15 +29,22 @@ class Words:
     def reset(self, *, seed=None, options=None):
         self.dice = random.Random(seed)
         self.left = 3
-        if self.trouble in SIGNALS or self.trouble == "leak":
-            if not os.path.exists(self.mark):
-                open(self.mark, "w").close()
-                if self.trouble == "leak":
-                    LEAK.append(bytearray(os.urandom(1 << 20) * 2000))
-                    time.sleep(60)
-                else:
-                    os.kill(os.getpid(), SIGNALS[self.trouble])
+        if self.mark:
+            self.strike()
         return f"say {self.dice.randrange(100)}", {}
+    def strike(self):
+        """Lose a worker by each of the troubles, one by one each."""
+        if not ONCE.acquire(blocking=False):
+            return
+        for trouble in self.trouble.split():
+            try:
+                open(f"{self.mark}_{trouble}", "x").close()
+            except FileExistsError:
+                continue
+            if trouble != "leak":
+                os.kill(os.getpid(), SIGNALS[trouble])
+            LEAK.append(bytearray(os.urandom(1 << 20) * 2000))
+            time.sleep(60)
     def step(self, action):
         time.sleep(self.wait_s)
         self.left -= 1
@@ -177,16 +185,16 @@ def test_an_environment_that_fails_too_often_ends_the_run_with_its_words(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["die", "stop", "leak"])
-def test_a_worker_that_is_lost_costs_no_episode(tmp_path: Path, trouble: str) -> None:
-    kwargs = {"trouble": trouble, "mark": str(tmp_path / "dead")}
-    limits = {"max_memory_gb": 2.0} if trouble == "leak" else {}
-    environment = {"kwargs": kwargs, "workers": 2, **limits}
+@pytest.mark.parametrize("troubles", [("die", "stop"), ("leak",)], ids="-".join)
+def test_workers_that_are_lost_cost_no_episode(tmp_path: Path, troubles: tuple[str, ...]) -> None:
+    """An episode that is lost a third time has failed, so a run has two of the troubles."""
+    kwargs = {"trouble": " ".join(troubles), "mark": str(tmp_path / "lost")}
+    environment = {"kwargs": kwargs, "workers": 2, "max_memory_gb": 2.0}
     path = task(tmp_path, environment=environment, validation={})
     code, output = Command("run", str(path), "max_steps=2").wait()
     assert code == 0, output
-    assert (tmp_path / "dead").exists()
-    assert "died and is replaced" in output
+    assert {path.name for path in tmp_path.glob("lost_*")} == {f"lost_{each}" for each in troubles}
+    assert output.count("died and is replaced") == len(troubles), output
     records = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
     assert [record["samples/left_out"] for record in records if "loss/total" in record] == [0, 0]
 
