@@ -31,6 +31,8 @@ def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(
     cluster = manager.start(Adder, Placement(Role.CRITIC, pool="other", seed=11), 0)
     told = cluster.call_each(Adder.where)
     assert len({os.getpid(), *(pid for pid, _, _ in told)}) == 3
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid, _, _ in told] == [own, own]
     specs = [spec for _, spec, _ in told]
     assert [spec.devices for spec in specs] == [(1,), (3,)]
     assert [spec.rank for spec in specs] == [0, 1]

@@ -331,6 +331,15 @@ def test_rays_control_store_has_one_arena_unless_the_user_chose_something(
     assert os.environ.get("MALLOC_CONF") == expected
 
 
+@pytest.mark.parametrize(("have", "expected"), [({}, "0"), ({"RAY_worker_niceness": "7"}, "7")])
+def test_workers_have_the_priority_of_other_programs_unless_the_user_chose_another(
+    monkeypatch: pytest.MonkeyPatch, have: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {RUN_TOKEN: f"{os.getpid()}-x", **have})
+    prepare_ray()
+    assert os.environ["RAY_worker_niceness"] == expected
+
+
 def test_process_groups_of_one_machine_take_the_loopback_interface_or_what_the_user_names() -> None:
     def interfaces(driver: dict[str, str]) -> list[str]:
         env = actor_env(
