@@ -32,7 +32,10 @@ def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
-    waiting, computing, short, alone = ([] for _ in range(4))  # type: list[list[pytest.Item]]
+    waiting: list[list[pytest.Item]] = []
+    computing: list[list[pytest.Item]] = []
+    short: list[list[pytest.Item]] = []
+    alone: list[list[pytest.Item]] = []
     for group in groups.values():
         folder = group[0].path.relative_to(Path(__file__).parent).parts[0]
         if any(item.get_closest_marker("alone") for item in group):

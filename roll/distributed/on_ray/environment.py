@@ -101,9 +101,9 @@ KEEP_ENVIRONMENT = {
 
 RAY_VARIABLES = KEEP_ENVIRONMENT | {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # By default, Ray gives workers the niceness 15. Beside other work on the machine they then hardly
-    # run: with two busy programs on two cores, a step of the quickstart took 25 s in place of 2.0
-    # (benchmarks/busy.py).
+    # By default, Ray gives workers the niceness 15. Beside other work on the machine they then
+    # hardly run: with two busy programs on two cores, a step of the quickstart took 25 s in place
+    # of 2.0 (benchmarks/busy.py).
     "RAY_worker_niceness": "0",
     # No events of calls for `ray list tasks`: Ray's control store would keep 100,000 events, and
     # grew by 150 MB in 1,000 steps (benchmarks/soak.py).
