@@ -208,6 +208,8 @@ def messages_of(value: Any, where: str, folder: Path) -> tuple[Message, ...]:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             raise RowError(f"{where} is text but not JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # a number too long, too many brackets
+            raise RowError(f"{where} is JSON that cannot be read: {error}") from None
     if not isinstance(value, Sequence) or not value or isinstance(value, str):
         raise RowError(f"{where} must be a list of {{role, content}}, found {show(value)}")
     return tuple(_message(item, f"{where}[{i}]", folder) for i, item in enumerate(value))

@@ -16,7 +16,7 @@ from roll.config.evaluation import QuestionData
 from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
 from roll.core.errors import CheckpointError, DataError
 from roll.core.types import Prompt
-from roll.data.chat.prompts import MapRow, PromptMaker
+from roll.data.chat.prompts import UNANSWERED, MapRow, PromptMaker
 from roll.data.chat.templates import PromptTokenizer
 from roll.data.columns import map_row
 from roll.data.pictures.picture import identities
@@ -76,6 +76,8 @@ class SourceReport:
     """Tokens of each row that was tokenized, those that are too long included."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Number of rows that are not in the dataset, by reason; with `kept` they sum up to `rows`."""
+    unanswered: str = ""
+    """File and line of the first row whose expected answer is empty."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,7 @@ def _report(name: str, kept: int, tally: Tally, limit: int) -> SourceReport:
         remarks=tuple(remarks),
         lengths=tally.lengths,
         left_out=tally.left_out | ({f"more than {limit} tokens": too_long} if too_long else {}),
+        unanswered=tally.dropped.first.get(UNANSWERED, ""),
     )
 
 

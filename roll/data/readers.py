@@ -258,6 +258,8 @@ def _object_of_line(line: str, place: str) -> dict[str, Any] | RowError:
         return RowError(f"{place}: not valid JSON: {error.msg} at column {error.colno}: {around!r}")
     except RecursionError:
         return RowError(f"{place}: JSON nested too deeply")
+    except ValueError as error:  # a number with too many digits
+        return RowError(f"{place}: JSON that cannot be read: {error}")
 
 
 def _object(value: Any, place: str) -> dict[str, Any] | RowError:

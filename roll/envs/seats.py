@@ -71,7 +71,8 @@ class Seats:
         """Return what other players than the one who acted get for a turn, by player.
 
         Raises:
-            ValueError: `info["rewards"]` does not map players to finite numbers.
+            ValueError: `info["rewards"]` does not map players to finite numbers, or names the one
+                who acted, whose reward `step` returns.
         """
         found = info.get("rewards", {}) if self.count > 1 else {}
         if not isinstance(found, Mapping):
@@ -82,4 +83,10 @@ class Seats:
                     f"info['rewards'] gives player {seat!r:.40} {reward!r:.40}; expected players "
                     f"0 to {self.count - 1}, and finite numbers"
                 )
+        if self.current in found:
+            raise ValueError(
+                f"info['rewards'] gives player {self.current}, who acted, {found[self.current]!r}; "
+                "name the other players alone there: whoever acted gets the reward that step "
+                "returns"
+            )
         return {int(seat): float(reward) for seat, reward in found.items()}

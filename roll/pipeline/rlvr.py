@@ -77,7 +77,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         """
         data = load_data(config) if config.generates else load_replay(config)
         if config.algorithm.trains_answers:
-            check_answered(data.train.in_memory)
+            places = (report.unanswered for report in data.train.report)
+            check_answered(data.train.in_memory, places)
         target = config.algorithm.distill_target
         check_others(config, data.tokenizer, target, "algorithm.loss (distill)", config.data)
         return config, data

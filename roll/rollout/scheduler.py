@@ -336,7 +336,9 @@ def _nodes(entry: Entry) -> set[str]:
     process."""
     if entry.group is None:
         return set()
-    found = {node_of(scored.sample.completion.content) for scored in entry.group.samples}
+    baseline = [] if entry.group.baseline is None else [entry.group.baseline]
+    every = (*entry.group.samples, *baseline)  # a checkpoint holds the tokens of all
+    found = {node_of(scored.sample.completion.content) for scored in every}
     return {node for node in found if node is not None}
 
 

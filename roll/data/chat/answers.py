@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from roll.config.sections.data import TemplateConfig
 from roll.core.completion import TOKEN_TYPE
@@ -57,11 +58,15 @@ class Answers:
         return array(TOKEN_TYPE, tokens[: self.limit(prompt.tag)])
 
 
-def check_answered(prompts: Iterable[Prompt]) -> None:
-    """Raise DataError unless every prompt has an answer."""
-    for prompt in prompts:
-        if not prompt.answer.strip():
-            raise DataError(
-                f"row {prompt.id} has an empty answer, from which the policy should learn; give "
-                "it one, or leave the row out"
-            )
+def check_answered(prompts: Iterable[Prompt], places: Iterable[str] = ()) -> None:
+    """Raise DataError unless every prompt has an answer.
+
+    Args:
+        places: of rows without one that are on disk, which is not read for it; empty for none.
+    """
+    rows = (f"row {prompt.id}" for prompt in prompts if not prompt.answer.strip())
+    for place in chain(rows, filter(None, places)):
+        raise DataError(
+            f"{place} has an empty answer, from which the policy should learn; give it one, or "
+            "leave the row out"
+        )

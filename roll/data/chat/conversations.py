@@ -244,7 +244,7 @@ def _is_conversation(text: str) -> bool:
         return False
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return bool(found) and all(
         isinstance(item, dict) and {"role", "content"} <= item.keys() for item in found

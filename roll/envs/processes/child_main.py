@@ -39,7 +39,9 @@ PACKET_BYTES = 2**16
 SHOWN_CHARS = 4000
 """Longest part of an error that is reported."""
 INFO_CHARS = 1000
-"""Longest text in `info` that is reported."""
+"""Longest text in `info` that is reported, but for those of the keys `READ`."""
+READ = ("rewards", "state", "tools")
+"""Keys of `info` that mean something to a run and may be no number."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -194,6 +196,18 @@ class Template:
         send_packet(self._control, {"ended": number, "how": how})
 
 
+class Action(str):
+    """Text that the policy wrote in one turn, as `roll.envs.api.Action`, which cannot be imported
+    here."""
+
+    cut: bool
+
+    def __new__(cls, text: str, cut: bool) -> Action:
+        made = super().__new__(cls, text)
+        made.cut = cut
+        return made
+
+
 class Episode:
     """Environment of one episode, which answers calls of the parent."""
 
@@ -234,7 +248,7 @@ class Episode:
             self._env = self._make()
             result = self._done(self._env.reset(seed=call["seed"], options=call["options"]))
         else:
-            result = self._done(self._env.step(call["action"]))
+            result = self._done(self._env.step(Action(call["action"], call["cut"])))
         if isinstance(result, (tuple, list)) and result and isinstance(result[-1], Mapping):
             *others, info = result
             return [*map(plain, others), plain_info(info)]
@@ -269,14 +283,25 @@ def plain(value: Any) -> Any:
     if type(value).__module__.split(".")[0] in ("numpy", "torch") and hasattr(value, "item"):
         return plain(value.item())
     if hasattr(value, "role") and hasattr(value, "content"):
-        return {"role": value.role, "content": value.content}
+        if getattr(value, "parts", ()):
+            raise TypeError("a message with pictures cannot leave the process of an environment")
+        named = {"name": getattr(value, "name", ""), "tool_call_id": getattr(value, "call_id", "")}
+        texts = {key: text for key, text in named.items() if text}
+        return {"role": value.role, "content": value.content, **texts}
     raise TypeError(f"{type(value).__name__} {repr(value)[:60]} is neither text nor a number")
 
 
 def plain_info(info: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the numbers, bools and short texts of `info`."""
+    """Return the numbers, bools and short texts of `info`, and all that the keys `READ` hold.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: JSON has no form for what one of these holds.
+    """
     found = {}
     for key, value in info.items():
+        if key in READ:  # of a state, its name
+            found[key] = str(value) if key == "state" and value is not None else plain(value)
+            continue
         try:
             one = plain(value)
         except (TypeError, ValueError, RuntimeError):  # neither plain, nor a single number

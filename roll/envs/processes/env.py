@@ -107,9 +107,15 @@ class ProcessEnv:
         return answer
 
     async def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        cut = bool(getattr(action, "cut", False))
         answer: tuple[Any, float, bool, bool, dict[str, Any]] = await self._ask(
-            "step", {"do": "step", "action": action}
+            "step", {"do": "step", "action": action, "cut": cut}
         )
+        info: Any = answer[-1] if isinstance(answer, list) and answer else None
+        if isinstance(info, dict) and isinstance(rewards := info.get("rewards"), dict):
+            info["rewards"] = {  # keys of JSON are text
+                int(seat) if seat.isdecimal() else seat: value for seat, value in rewards.items()
+            }
         return answer
 
     async def close(self) -> None:

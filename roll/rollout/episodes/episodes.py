@@ -261,13 +261,14 @@ class Episodes:
         for number in range(config.max_turns):
             current = played[heard.row]
             room = self.max_tokens - current.length
-            limit = min(sampling.max_new_tokens, room, heard.max_new_tokens or room)
+            limit = min(sampling.max_new_tokens, room)
+            asked = min(limit, heard.max_new_tokens or limit)  # by an agent, for this turn alone
             if number == len(record.turns):
                 stop = (*sampling.stop, *heard.stop)
                 request = GenerateRequest(
                     f"{episode}.{number}",
                     current.context(),
-                    replace(sampling, max_new_tokens=limit, stop=stop),
+                    replace(sampling, max_new_tokens=asked, stop=stop),
                     seed=group_seed(self.seed, f"{episode}.{number}"),
                 )
                 fleet = fleets[heard.seat]
@@ -275,7 +276,7 @@ class Episodes:
             turn, written = record.turns[number], record.turns[number].content.get()
             current.wrote(written, turn.versions, heard.state, number)
             cut = turn.finish is FinishReason.LENGTH
-            if cut and (limit == room or config.cut_turn == "end"):
+            if cut and asked == limit and (limit == room or config.cut_turn == "end"):
                 return heard, True
             last = written.tokens[-1] if written.tokens and not cut else None
             action = _action(written, config, heard.prompt_end)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from roll.config.sections.data import PreferenceDataConfig, TextDataConfig
-from roll.core.errors import DataError
+from roll.core.errors import DataError, RowError
 from roll.core.types import Message
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.tokenization import NothingToLearnError, TokenSequence, pieces, tokenized
 from roll.data.collate import mismatched
+from roll.data.columns import messages_of
 from roll.data.examples import Example, load_preferences, load_texts
 from tests.tiny import char_tokenizer
 
@@ -298,9 +299,24 @@ def test_bad_rows_name_file_line_and_column(
 
 
 def test_text_that_looks_like_a_list_stays_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", [{"prompt": "[{a}]", "completion": '[{"x": 1}]'}])
-    [only] = texts(path)
+    deep, long = "[" * 20_000, "[" + "1" * 5_000 + "]"
+    cells = ('[{"x": 1}]', deep, long)
+    path = write(tmp_path / "t.jsonl", [{"prompt": "[{a}]", "completion": c} for c in cells])
+    only, *others = texts(path, max_tokens=30_000)
     assert trained_texts(only.sequences[0], chat(CHATML)) == ["[{<pad>x<pad>: 1}]<eos>"]
+    found = [trained_texts(other.sequences[0], chat(CHATML)) for other in others]
+    assert found == [[f"{cell}<eos>"] for cell in (deep, long)]
+
+
+def test_json_that_python_does_not_read_is_named_with_its_place(tmp_path: Path) -> None:
+    number = "1" * 5_000
+    path = tmp_path / "n.jsonl"
+    path.write_text(json.dumps({"prompt": "1", "completion": "2"}) + f'\n{{"x": {number}}}\n')
+    with pytest.raises(DataError, match=r"n\.jsonl:2: JSON that cannot be read: Exceeds the limit"):
+        texts(path)
+    for text in (f"[{number}]", "[" * 20_000):
+        with pytest.raises(RowError, match=r"^here is JSON that cannot be read: "):
+            messages_of(text, "here", tmp_path)
 
 
 def test_what_a_message_says_beside_its_content_is_not_lost_in_silence(tmp_path: Path) -> None:

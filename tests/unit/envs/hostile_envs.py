@@ -77,6 +77,28 @@ class Hostile(Guess):
         return super().step(action)
 
 
+class Told:
+    """What an environment of a role `tool` would say: as `roll.core.types.Message`."""
+
+    role, content, name, call_id, parts = "tool", "42", "add", "c1", ()
+
+
+class Telling:
+    """Gives all that a run reads in `info`."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        schema = {"type": "object", "properties": {"n": {"type": ["integer", "null"]}}}
+        tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+        return "begin", {"seat": 0, "tools": [tool], "state": (1, 2), "board": object()}
+
+    def step(self, action: Any) -> Any:
+        info = {"rewards": {1: -1.0}, "state": "x" * 5000, "cut": action.cut, "long": "y" * 5000}
+        return [Told()], 1.0, False, False, info
+
+    def close(self) -> None:
+        pass
+
+
 class Slow(Guess):
     """Takes long to be closed."""
 

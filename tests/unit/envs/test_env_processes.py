@@ -17,8 +17,11 @@ import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.envs.answers import state_of
+from roll.envs.api import Action, messages_of
 from roll.envs.loading import load_env
 from roll.envs.processes.env import EnvProcesses, ProcessEnv
+from tests.unit.envs import hostile_envs
 
 HERE = "tests.unit.envs.hostile_envs"
 
@@ -68,6 +71,26 @@ def test_episodes_at_once_have_dice_of_their_own(env: str) -> None:
         assert gone(pid)
 
     asyncio.run(work())
+
+
+def test_all_that_a_run_reads_leaves_the_process_as_it_is() -> None:
+    async def work() -> tuple[Any, ...]:
+        here, there = hostile_envs.Telling(), processes("Telling")()
+        action = Action("go", cut=True)
+        found = await there.reset(seed=1), await there.step(action), await there.step("go")
+        await there.close()
+        return (here.reset(seed=1), here.step(action)), found
+
+    (begun, stepped), (first, second, third) = asyncio.run(work())
+    info = begun[1]
+    assert first == [begun[0], {"seat": 0, "tools": info["tools"], "state": state_of(info)}]
+    (message,) = messages_of(second[0])
+    assert (message.role, message.content, message.name, message.call_id) == (
+        *("tool", "42", "add", "c1"),
+    )
+    assert second[-1] == {key: stepped[-1][key] for key in ("rewards", "state", "cut")}
+    assert third[-1]["cut"] is False
+    assert second[1:4] == list(stepped[1:4])
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,14 @@ class ScriptedHosts:
     """Seed of each episode."""
     heard: dict[str, list[tuple[str, int | None]]] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
+    first: Observed = field(default_factory=lambda: Observed(OPENING, "the lake", state="begin"))
 
     async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
         assert episode not in self.opened, "every episode begins once"
         self.opened[episode] = seed
         self.heard[episode] = []
         await asyncio.sleep(0)
-        return Observed(OPENING, "the lake", state="begin")
+        return self.first
 
     async def act(
         self,
@@ -190,6 +191,24 @@ def test_the_turn_in_which_the_time_of_an_episode_passes_is_its_last() -> None:
     (one,) = play(Writer(stops(9)), ScriptedHosts(slow, config)).samples
     assert one.sample.truncated
     assert (len(one.turns), one.reward) == (2, 0.5)
+
+
+@pytest.mark.parametrize(("asked", "turns"), [(3, 3), (8, 1), (None, 1)])
+def test_only_a_turn_that_reaches_the_limit_of_the_run_ends_the_episode(
+    asked: int | None, turns: int
+) -> None:
+    """An agent may ask for less: what it then gets is cut, and it goes on."""
+    writer = Writer(lambda request: ([9] * request.sampling.max_new_tokens, FinishReason.LENGTH))
+
+    def answers(episode: str, turn: int, action: str) -> Observed:
+        return over(reward=1.0) if turn == 3 else said(1, max_new_tokens=asked)
+
+    hosts = ScriptedHosts(answers)
+    hosts.first = said(2, max_new_tokens=asked)
+    (one,) = play(writer, hosts).samples
+    assert len(one.turns) == turns
+    assert {request.sampling.max_new_tokens for request in writer.requests} == {asked or 8}
+    assert one.sample.truncated == (turns == 1)
 
 
 def test_the_context_is_never_longer_than_allowed_and_its_end_truncates() -> None:

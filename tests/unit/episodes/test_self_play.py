@@ -337,3 +337,11 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(task_file(tmp_path, environment=changes))
+
+
+def test_a_reward_of_the_player_who_acted_is_refused_among_those_of_the_others() -> None:
+    """It would be paid twice, as of environments that return the rewards of all players."""
+    seats = Seats(2, current=1)
+    assert seats.rewards({"rewards": {0: -1.0}}) == {0: -1.0}
+    with pytest.raises(ValueError, match=r"gives player 1, who acted, 1.0; name the other players"):
+        seats.rewards({"rewards": {0: -1.0, 1: 1.0}})

@@ -18,13 +18,15 @@ from roll.algorithms.losses.pairs import paired_with_answers
 from roll.config import load_config
 from roll.config.algorithm import Aggregation, AlgorithmConfig, SpinConfig
 from roll.config.errors import ConfigError
-from roll.config.sections.data import TemplateConfig
+from roll.config.sections.data import DataConfig, TemplateConfig
 from roll.core.batches import PairedRollouts
 from roll.core.completion import TOKEN_TYPE, Completion, FinishReason
 from roll.core.errors import DataError
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt, Sample
-from roll.data.chat.answers import Answers
+from roll.data.chat.answers import Answers, check_answered
+from roll.data.datasets import load_prompts
+from roll.data.store.load import RowStore
 from roll.rollout.assemble import assemble, with_answers
 from roll.rollout.dense import dense
 from roll.rollout.types import Group, ScoredSample
@@ -150,3 +152,16 @@ def test_a_run_that_it_cannot_train_is_refused(tmp_path: Path, change: str, reas
     load_config(path, ["algorithm={preset: spin}"])
     with pytest.raises(ConfigError, match=reason):
         load_config(path, ["algorithm={preset: spin}", change])
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_row_without_an_answer_is_named_before_the_run(tmp_path: Path, on_disk: bool) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"prompt": "1+", "answer": "{x}"}}\n' for x in ("2", "", "3")))
+    told = {"sources": ({"path": str(file)},), "prompts_per_step": 2, "chat_template": False}
+    data = DataConfig.model_validate(told)
+    store = RowStore(None, large_bytes=1, processes=1) if on_disk else None
+    found = load_prompts(data.sources, data, char_tokenizer(), store=store)
+    assert len(list(found.in_memory)) == (0 if on_disk else 3)
+    with pytest.raises(DataError, match=r"rows.* has an empty answer, from which the policy"):
+        check_answered(found.in_memory, (report.unanswered for report in found.report))

@@ -431,9 +431,11 @@ def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -
     assert [(one.prompt.id, one.step) for one in finish(second_step())] == [("p2", 0), ("p3", 1)]
 
 
-def on_a_node(one: Group, node: str) -> Group:
-    """The same group of one sample, with its tokens elsewhere."""
+def on_a_node(one: Group, node: str, *, baseline: bool = False) -> Group:
+    """The same group of one sample, with its tokens elsewhere; or those of its baseline."""
     (scored,) = one.samples
+    if baseline:
+        return replace(one, baseline=on_a_node(one, node).samples[0])
     content: RemoteValue[Written] = RemoteValue([scored.sample.completion.content.get()], node=node)
     completion = replace(scored.sample.completion, content=content)
     sample = replace(scored.sample, completion=completion)
@@ -461,11 +463,13 @@ def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
     assert tries == {"p0": 1, "p1": 2, "p2": 1}
 
 
-def test_lost_groups_that_wait_begin_again_before_the_state_is_saved() -> None:
+@pytest.mark.parametrize("baseline", [False, True])
+def test_lost_groups_that_wait_begin_again_before_the_state_is_saved(baseline: bool) -> None:
     """Of p0 to p3, two are for the step after; p3 waits on a node that dies."""
 
     async def elsewhere(task: GroupTask) -> Group:
-        return on_a_node(group(task.prompt.id, [1.0], step=task.step), task.prompt.id)
+        one = group(task.prompt.id, [1.0], step=task.step)
+        return on_a_node(one, task.prompt.id, baseline=baseline)
 
     async def saved() -> tuple[list[str], list[str]]:
         made = scheduler(numbered(4), elsewhere, groups=2, max_staleness=1)

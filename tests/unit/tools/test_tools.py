@@ -371,7 +371,10 @@ def test_python_keeps_its_state_and_shell_and_files_share_it() -> None:
         ]
 
     said = opened(
-        ["python", "shell", "files"], use, {"files": {"given.txt": "42"}}, {"level": "none"}
+        ["python", "shell", "files"],
+        use,
+        {"files": {"given.txt": "42", "empty.txt": "", "of another row": None}},
+        {"level": "none"},
     )
     assert said[0] == "made"
     assert said[1] == "21"
@@ -380,7 +383,9 @@ def test_python_keeps_its_state_and_shell_and_files_share_it() -> None:
     assert said[4] == "9 characters written"
     assert said[5] == "it's\n{x}\n[exit code 3]"
     assert said[6] == "42"
-    assert set(said[7].split("\n")) >= {"a/b.txt", "given.txt"}
+    listed = set(said[7].split("\n"))
+    assert listed >= {"a/b.txt", "given.txt", "empty.txt"}
+    assert "of another row" not in listed
     assert said[8].startswith("Error")
     assert "earlier variables and files are lost" in said[9]
     assert "NameError" in said[9]

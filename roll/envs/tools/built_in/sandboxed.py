@@ -87,7 +87,9 @@ class SandboxKit:
         files = options.get("files") or {}
         if not isinstance(files, Mapping):
             raise EnvironmentFailedError("the column `files` must map paths to contents")
-        self._files = {str(path): str(content) for path, content in files.items() if content}
+        # Files of Parquet have all paths of all rows: null where a row has none.
+        held = {path: content for path, content in files.items() if content is not None}
+        self._files = {str(path): str(content) for path, content in held.items()}
         return [tool for name in self.names for tool in self._tools(name)]
 
     async def close(self) -> None:
