@@ -68,8 +68,8 @@ def micro_batches(
 ) -> list[Micro[B]]:
     """Divide a batch into micro-batches, the same number on every rank. Collective.
 
-    With expert parallelism, ranks send tokens to the experts of other ranks, so all ranks use the
-    same shape for each micro-batch: each divides its rows as if its longest were as long as the
+    With expert parallelism, or experts cut over more ranks than the rest (`etp` above `tp`), ranks
+    send tokens to the experts of other ranks, so all ranks use the same shape for each micro-batch: each divides its rows as if its longest were as long as the
     longest of any rank, its second longest as long as the second longest of any, and so on. With
     virtual stages all micro-batches have one shape: Megatron-Core sends shapes to the previous and
     the next stage at the same time; with two stages both are the same rank, and Megatron-Core mixes
@@ -85,7 +85,7 @@ def micro_batches(
             "data without pictures"
         )
     starts, units = shapes.sizes_of_units(batch.lengths.tolist(), seen, batch.unit)
-    if sizes.ep > 1:
+    if sizes.ep > 1 or sizes.expert_tp > sizes.tp:
         units = _largest_of_ranks(units, device)
     equal = sizes.vpp > 1
     parts = shapes.plan(starts, units, max_tokens, unit=batch.unit, equal=equal)
