@@ -69,11 +69,11 @@ def micro_batches(
     """Divide a batch into micro-batches, the same number on every rank. Collective.
 
     With expert parallelism, or experts cut over more ranks than the rest (`etp` above `tp`), ranks
-    send tokens to the experts of other ranks, so all ranks use the same shape for each micro-batch: each divides its rows as if its longest were as long as the
-    longest of any rank, its second longest as long as the second longest of any, and so on. With
-    virtual stages all micro-batches have one shape: Megatron-Core sends shapes to the previous and
-    the next stage at the same time; with two stages both are the same rank, and Megatron-Core mixes
-    the shapes up.
+    send tokens to the experts of other ranks, so all ranks use the same shape for each micro-batch:
+    each divides its rows as if its longest were as long as the longest of any rank, its second
+    longest as long as the second longest of any, and so on. With virtual stages all micro-batches
+    have one shape: Megatron-Core sends shapes to the previous and the next stage at the same time;
+    with two stages both are the same rank, and Megatron-Core mixes the shapes up.
 
     Raises:
         ConfigError: rows have pictures, and the model reads none.
