@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -38,6 +40,8 @@ from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
+_OWN_FILES = " /dev/shm/sgl"
+"""Beginning of the names of the files that SGLang shares between the processes of an engine."""
 
 
 class SglangEngine:
@@ -202,9 +206,23 @@ class SglangEngine:
         """Kill the process and all below it; they hold nothing that must be saved."""
         main = psutil.Process(server.pid)
         below = {*self._processes, *children_of(main)} - {main}
+        files = _shared_files({main, *below})
         server.kill()
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         server.wait(_SHUTDOWN_S)
         psutil.wait_procs(below, _SHUTDOWN_S)
+        # Python's resource tracker removes them, too, unless somebody has killed it.
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def _shared_files(processes: Collection[psutil.Process]) -> set[Path]:
+    """Return SGLang's own files in /dev/shm that these processes have mapped."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            found |= {Path(line.split()[-1]) for line in lines if _OWN_FILES in line}
+    return {file for file in found if file.is_absolute()}
