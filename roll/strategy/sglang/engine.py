@@ -58,6 +58,8 @@ class SglangEngine:
         self._watch = DeathWatch(self._name)
         self._processes: list[psutil.Process] = []
         """The engine's processes, listed at the start: children of a dead process are not found."""
+        self._files: set[Path] = set()
+        """The files that they share, listed at the start for the same reason."""
         self._sleep = SleepState(setup.spec.platform)
         self._open = contextlib.AsyncExitStack()
         """What `close` must undo: the process, its files and the connection to it."""
@@ -91,6 +93,7 @@ class SglangEngine:
         main = psutil.Process(server.pid)
         processes = {main: f"process {main.pid} (main)"} | children_of(main)
         self._processes = list(processes)
+        self._files = _shared_files(processes)
         self._watch.begin(processes)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -206,7 +209,6 @@ class SglangEngine:
         """Kill the process and all below it; they hold nothing that must be saved."""
         main = psutil.Process(server.pid)
         below = {*self._processes, *children_of(main)} - {main}
-        files = _shared_files({main, *below})
         server.kill()
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -214,7 +216,7 @@ class SglangEngine:
         server.wait(_SHUTDOWN_S)
         psutil.wait_procs(below, _SHUTDOWN_S)
         # Python's resource tracker removes them, too, unless somebody has killed it.
-        for file in files:
+        for file in self._files:
             file.unlink(missing_ok=True)
 
 
