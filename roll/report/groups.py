@@ -30,7 +30,12 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
                 break
         else:
             found.append((mine, [run]))
-    return [RunGroup(_label(members), tuple(members)) for _, members in found]
+    labels = [_label(members) for _, members in found]
+    return [
+        # Names such as run1 to run4 have the same beginning in both groups of two.
+        RunGroup(label if labels.count(label) == 1 else _names(members), tuple(members))
+        for label, (_, members) in zip(labels, found, strict=True)
+    ]
 
 
 def _compared(run: Run) -> dict[str, Any] | None:
@@ -48,6 +53,10 @@ def _label(runs: Sequence[Run]) -> str:
     while not all(run.name.startswith(start) for run in runs):
         start = start[:-1]
     return f"{start.rstrip('-_./ ') or runs[0].name} ({len(runs)} seeds)"
+
+
+def _names(runs: Sequence[Run]) -> str:
+    return ", ".join(run.name for run in runs)
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

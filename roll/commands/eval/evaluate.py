@@ -153,6 +153,10 @@ def _settings_of(config: EvalConfig) -> dict[str, Any]:
     """Return what answers depend on in the model, its engine and the seed. The number of engines
     and their sizes are left out: an evaluation may go on with others."""
     model, engine = config.model, config.actor_infer
+    options = {
+        "overrides": dict(model.overrides),
+        "engine_args": dict(getattr(engine.strategy, "engine_args", {})),
+    }
     return {
         "path": model.path,
         "fingerprint": fingerprint(model.path),
@@ -161,6 +165,8 @@ def _settings_of(config: EvalConfig) -> dict[str, Any]:
         "engine": engine.strategy.kind,
         "quantization": getattr(engine.strategy, "quantization", None),
         "seed": config.seed,
+        # Left out where they are empty, as in folders of versions that did not keep them.
+        **{name: values for name, values in options.items() if values},
     }
 
 

@@ -13,13 +13,16 @@ import torch
 import yaml
 
 from roll.commands.eval.answers import SAMPLES, Answered, Answers
+from roll.commands.eval.evaluate import _settings_of
 from roll.commands.eval.models import begins_folder, find_models, fingerprint, make_folder
 from roll.commands.eval.scores import scores_of
+from roll.config.loading.question_sets import load_serving
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import ConfigError, SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.resume import mark_export
 from tests.fakes import group
+from tests.tiny import save_tiny_model
 from tests.unit.runtime.written_checkpoints import writing
 
 SETTINGS = {"model": {"seed": 0}, "rows": "abc"}
@@ -201,3 +204,24 @@ def test_a_written_model_of_another_checkpoint_is_refused(tmp_path: Path) -> Non
     shutil.rmtree(out / "run-step10")
     make(run)
     assert (out / "run-step10" / "hf" / "weights").read_bytes() == b"other"
+
+
+def test_answers_of_another_rotation_or_other_arguments_of_the_engine_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = save_tiny_model(tmp_path / "model")
+
+    def settings(*overrides: str) -> dict[str, Any]:
+        engine = {"pool": "all", "strategy": {"kind": "vllm"}}
+        told = {"model": {"path": str(path)}, "pools": {"all": "0"}, "actor_infer": engine}
+        return {"model": _settings_of(load_serving(told, overrides))}
+
+    plain = settings()
+    assert {"overrides", "engine_args"}.isdisjoint(plain["model"])
+    Answers(tmp_path / "out", plain)
+    for changed in (
+        "model.overrides={max_position_embeddings: 64}",
+        "actor_infer.strategy.engine_args={kv_cache_dtype: fp8}",
+    ):
+        with pytest.raises(SettingsChangedError, match=r"model\.(overrides|engine_args)"):
+            Answers(tmp_path / "out", settings(changed))

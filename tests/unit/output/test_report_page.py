@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from roll.cli import app
 from roll.commands.report import write_report
 from roll.core.errors import DataError
+from roll.report.groups import grouped
 from roll.report.page import MAX_BYTES, page
 from roll.report.read import read_runs
 from roll.report.samples import over_training, read_samples, siblings_apart, worth_reading
@@ -204,6 +205,14 @@ def test_runs_that_differ_in_the_seed_are_one_curve_and_others_another(tmp_path:
     assert check_numbers(shown, {run.name: run for run in runs}) > 4 * 120 * 20
     assert "Settings that differ" in shown.read
     assert "0.01" in shown.read
+
+
+def test_groups_whose_runs_are_named_alike_have_labels_of_their_own(tmp_path: Path) -> None:
+    runs = [
+        a_run(tmp_path / f"run{i}", run_records(seed=i), seed=i, lr=1e-2 if i > 1 else 1e-3)
+        for i in range(4)
+    ]
+    assert [group.label for group in grouped(read_runs(runs))] == ["run0, run1", "run2, run3"]
 
 
 def test_what_a_policy_writes_is_shown_and_never_runs(tmp_path: Path) -> None:
