@@ -84,15 +84,18 @@ def find_models(named: Sequence[str], steps: Sequence[int], out: Path) -> list[E
 
 
 def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
-    """Return the checkpoints of a run with these numbers of steps; without any, its exported
-    weights `hf/` if they are whole, else its newest checkpoint.
+    """Return the checkpoints of a run with these numbers of steps; without any, its newest weights:
+    those exported to `hf/` if they are whole and no checkpoint has more steps, else the newest
+    checkpoint. (A run that goes on after an export leaves an older `hf/` behind until it ends.)
 
     Raises:
         ConfigError: the run has no such checkpoint.
     """
     run, exported = folder.resolve().name, exported_step(folder)
     complete = dict(Checkpoints(folder / "checkpoints", CheckpointConfig()).complete())
-    if not steps and exported is not None and (folder / "hf" / "config.json").is_file():
+    newest = max(complete, default=0)
+    whole = (folder / "hf" / "config.json").is_file()
+    if not steps and exported is not None and exported >= newest and whole:
         path = str((folder / "hf").resolve())
         return [Examinee(f"{run}-step{exported}", path, run=run, step=exported)]
     missing = [step for step in steps if step not in complete]
@@ -103,7 +106,7 @@ def _of_run(folder: Path, steps: Sequence[int], out: Path) -> list[Examinee]:
             f"(complete: {known}; checkpoint.keep_last of the run says how many stay)"
         )
     found = []
-    for step in steps or [max(complete)]:
+    for step in steps or [newest]:
         name = f"{run}-step{step}"
         path = str((out / name / "hf").resolve())
         found.append(Examinee(name, path, complete[step], run, step))

@@ -121,6 +121,9 @@ def test_exported_weights_of_a_run_are_taken_as_they_are(tmp_path: Path) -> None
     [one] = find_models([str(run)], [], tmp_path)
     assert (one.name, one.path, one.checkpoint) == ("run-step10", str(run / "hf"), None)
     make_folder(one, trust_remote_code=False)  # nothing to do
+    run_with_checkpoints(run, [20])  # the run was extended, and has not exported again
+    [one] = find_models([str(run)], [], tmp_path)
+    assert (one.name, one.checkpoint) == ("run-step20", run / "checkpoints" / "step_000020")
 
 
 def test_other_weights_of_one_size_have_another_fingerprint(tmp_path: Path) -> None:
