@@ -11,6 +11,7 @@ from typing import Any
 from roll.config.evaluation import QuestionSet
 from roll.config.loading.question_sets import load_set
 from roll.config.sections.model import ModelConfig
+from roll.core.errors import ConfigError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, load_prompts, named_sources
@@ -49,7 +50,7 @@ def cells_of(
         overrides: name of a set -> `key.sub=value`, which win over its file.
 
     Raises:
-        ConfigError: a set is wrong.
+        ConfigError: a set is wrong, or `samples` are asked of cells that are all greedy.
     """
     cells: list[Cell] = []
     for name, file in files.items():
@@ -58,6 +59,11 @@ def cells_of(
             questions = questions.model_copy(update={"samples_per_prompt": samples})
         for temperature in temperatures or (questions.sampling.temperature,):
             cells.append(Cell(name, _at(questions, temperature), file))
+    if samples not in (None, 1) and all(one.questions.sampling.is_greedy for one in cells):
+        raise ConfigError(
+            f"-n {samples}: {', '.join(one.name for one in cells)} are greedy, so all {samples} "
+            "responses would be equal; give a --temperature above 0, or leave out -n"
+        )
     return cells
 
 

@@ -152,3 +152,6 @@ def test_a_greedy_cell_has_one_response_and_others_have_their_own() -> None:
         ("gsm8k-t0", 1),
         ("gsm8k-t0.6", 8),
     ]
+    with pytest.raises(ConfigError, match="-n 8: gsm8k-t0 are greedy"):
+        cells_of({"gsm8k": set_file("gsm8k")}, (0.0,), 8, {})
+    assert len(cells_of({"gsm8k": set_file("gsm8k")}, (0.0,), 1, {})) == 1
