@@ -13,6 +13,7 @@ from roll.commands.launch import pipeline_class, started
 from roll.config.loading.compose import load_config
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.lifecycle import CheckpointConfig
+from roll.config.user_code.import_path import searched_first
 from roll.core.errors import ConfigError, DataError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Prompt
@@ -81,23 +82,27 @@ def find_again(output_dir: Path, step: int, overrides: Sequence[str] = ()) -> Ag
             "output_dir of a run, and a step that it has done"
         )
     complete = Checkpoints(output_dir / "checkpoints", CheckpointConfig()).complete()
-    checkpoint = next((path for count, path in reversed(complete) if count <= step), None)
-    first = 0 if checkpoint is None else load_state(checkpoint).step
     file = next((path for count, path in complete if count > step), output_dir) / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"{file} is missing, which says with which settings the step was done")
-    made = load_config(file).config
+    with searched_first(Path.cwd()):  # where a run's own parts are
+        made = load_config(file).config
     if not isinstance(made, RlvrBase):
         raise ConfigError(
             f"{output_dir} is a run of pipeline: {made.pipeline}, which has no samples to replay; "
             f"expected rlvr or agentic"
         )
+    # Without their moments, optimizers would do other steps than the run did.
+    before = {count: path for count, path in complete if count <= step}
+    first = max((count for count, path in before.items() if load_state(path).optimizer), default=0)
+    checkpoint = before.get(first)
     if checkpoint is None and made.resume not in ("auto", "never"):
         raise DataError(
-            f"--step {step}: no checkpoint at or before it is in {output_dir}/checkpoints (there: "
+            f"--step {step}: no checkpoint with the state of the optimizers at or before it is in "
+            f"{output_dir}/checkpoints (complete: "
             f"{', '.join(str(count) for count, _ in complete) or 'none'}), and the run did not "
-            f"begin at step 0 (resume: {made.resume}); checkpoint.every and checkpoint.keep_last "
-            "say which are kept"
+            f"begin at step 0 (resume: {made.resume}); checkpoint.every, keep_last and optimizer "
+            "say what is kept"
         )
     samples = _samples(output_dir, made)
     forced = (
@@ -107,7 +112,8 @@ def find_again(output_dir: Path, step: int, overrides: Sequence[str] = ()) -> Ag
         "checkpoint.best_metric=null",
         "checkpoint.keep_best=0",
     )
-    config = load_config(file, (*overrides, *forced)).config
+    with searched_first(Path.cwd()):
+        config = load_config(file, (*overrides, *forced)).config
     assert isinstance(config, RlvrBase)
     nowhere = Path(tempfile.gettempdir()) / "roll-replay-writes-nothing"
     config = config.model_copy(
