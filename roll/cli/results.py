@@ -30,8 +30,10 @@ def merge(
         checkpoint_of(source)
         with told_if_slow():
             from roll.commands.merge import merge as merged
+            from roll.distributed.processes.shutdown import orderly_end
 
-        merged(source, target, trust_remote_code=trust_remote_code)
+        with orderly_end():
+            merged(source, target, trust_remote_code=trust_remote_code)
 
 
 def average(
@@ -57,8 +59,10 @@ def average(
         require_free(out)
         with told_if_slow():
             from roll.commands.average import average as averaged
+            from roll.distributed.processes.shutdown import orderly_end
 
-        averaged(sources, out, last=last, trust_remote_code=trust_remote_code)
+        with orderly_end():
+            averaged(sources, out, last=last, trust_remote_code=trust_remote_code)
 
 
 def report(

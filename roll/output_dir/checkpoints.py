@@ -303,13 +303,17 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         write: function that fills the folder whose path it gets. If it raises, `final` stays as it
-            was.
+            was, and the temporary folder is removed.
     """
     aside = final.with_name(f".writing_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write(aside)
-    _flush(aside)
+    try:
+        write(aside)
+        _flush(aside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     if final.exists():
         shutil.rmtree(final)
     aside.rename(final)

@@ -123,7 +123,7 @@ def test_rows_are_conversations_of_their_own_and_have_expected_answers(
     )
     rows = [{"answer": "42"}, {"answer": "3"}, {"answer": "42", "level": "hard"}]
     rows = [{"prompt": "1 + 2 =", **row} for row in rows]
-    typed = "".join(json.dumps(row) + "\n" for row in rows)
+    typed = "".join(json.dumps(row) + "\n\n" for row in rows)  # empty lines are no rows
     done = subprocess.run(
         command(changed, "--json", "--rows", "--reward", "sampling.temperature=0"),
         input=typed,
@@ -178,12 +178,12 @@ def test_an_unknown_command_in_a_pipe_is_told_and_what_follows_is_answered(run: 
 class Terminal:
     """A chat in a terminal."""
 
-    def __init__(self, run: Path, *options: str) -> None:
+    def __init__(self, run: Path, *options: str, **environment: str) -> None:
         self._end, other = pty.openpty()
         self.process = subprocess.Popen(
             command(run, *options),
             cwd=run.parent,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"} | environment,
             stdin=other,
             stdout=other,
             stderr=other,
@@ -207,6 +207,19 @@ class Terminal:
             if select.select([self._end], [], [], 0.1)[0]:
                 self.seen += os.read(self._end, 4096).decode(errors="replace")
 
+    def interrupt_until(self, holds: Callable[[], bool]) -> None:
+        """Press Ctrl-C each second: readline misses one that comes just before it waits."""
+        pressed_s = 0.0
+
+        def shown() -> bool:
+            nonlocal pressed_s
+            if not holds() and time.monotonic() > pressed_s + 1:
+                pressed_s = time.monotonic()
+                self.process.send_signal(signal.SIGINT)
+            return holds()
+
+        self.wait_until(shown, "what Ctrl-C does")
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -215,8 +228,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(run: Path, *options: str) -> Iterator[Terminal]:
-    made = Terminal(run, *options)
+def terminal(run: Path, *options: str, **environment: str) -> Iterator[Terminal]:
+    made = Terminal(run, *options, **environment)
     try:
         yield made
     finally:
@@ -236,10 +249,28 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(run: Path) -> None:
         shell.wait_for("> ")
         shell.write("/reset\n")
         shell.wait_for("> ")
-        shell.process.send_signal(signal.SIGINT)  # where nothing is written, it drops the line
-        shell.wait_for("> ", 2)
+        shell.interrupt_until(lambda: shell.seen.count("> ") >= 2)  # it drops an unfinished line
         shell.write("/nonsense\n")
         shell.wait_for("there is no command /nonsense")
         shell.wait_for("> ")
         shell.write("/quit\n")
         assert shell.process.wait(60) == 0
+
+
+def test_ctrl_d_ends_the_session_where_an_answer_is_asked_for(run: Path) -> None:
+    with terminal(run, "--reward") as shell:
+        shell.wait_for("> ")
+        shell.write("1 + 2 =\n")
+        shell.wait_for("expected answer (or nothing): ")
+        shell.write("\x04")
+        assert shell.process.wait(60) == 0
+        assert "Error" not in shell.seen
+
+
+def test_a_signal_to_end_leaves_no_model_behind(run: Path, tmp_path: Path) -> None:
+    with terminal(run, "--checkpoint", "2", TMPDIR=str(tmp_path)) as shell:
+        shell.wait_for("> ")
+        assert list(tmp_path.glob("roll-chat-*"))
+        shell.process.send_signal(signal.SIGTERM)
+        assert shell.process.wait(60) == 128 + signal.SIGTERM
+        assert not list(tmp_path.glob("roll-chat-*"))

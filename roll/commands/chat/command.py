@@ -31,6 +31,7 @@ from roll.core.types import SamplingParams
 from roll.distributed.cluster import Launcher
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.processes.shutdown import exit_at_hangup
 from roll.models.fetch import fetch
 from roll.models.load import load_config, load_tokenizer
 from roll.models.vocabulary import check_token_ids
@@ -74,7 +75,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
         RollError: the model cannot be served, or a line of a pipe cannot be answered.
     """
     typed = sys.stdin.isatty()
-    with ExitStack() as undo:
+    with exit_at_hangup(), ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="roll-chat-")))
         steps = () if wish.checkpoint is None else (wish.checkpoint,)
         [model] = find_models([wish.model], steps, scratch)

@@ -73,11 +73,13 @@ class Session:
             UserError: a line cannot be answered, and the session does not go on.
         """
         for line in lines:
+            if not line.strip():
+                continue
             try:
                 if rows:
                     self.conversation.say_first(self.conversation.system)
                     self._answer(question_of(line))
-                elif line.strip():
+                else:
                     self._take(line)
             except Quit:
                 return
@@ -112,7 +114,10 @@ class Session:
     def _answer(self, question: Question) -> None:
         """Answer a turn, and print what is known of the answer."""
         if self.judges is not None and self.ask is not None and not question.answer:
-            question = replace(question, answer=self.ask("expected answer (or nothing): "))
+            try:
+                question = replace(question, answer=self.ask("expected answer (or nothing): "))
+            except EOFError:  # Ctrl-D
+                raise Quit from None
         whole, prompt = self.conversation.prompt_of(question.text)
         room = self.conversation.max_tokens - len(prompt)
         sampling = replace(self.sampling, max_new_tokens=min(self.sampling.max_new_tokens, room))

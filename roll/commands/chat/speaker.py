@@ -64,8 +64,8 @@ class Speaker:
             try:
                 return future.result(SLICE_S)
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # it may have ended behind the wait
+                    return future.result()
             except KeyboardInterrupt:
                 stop.set()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from types import FrameType
@@ -115,11 +115,27 @@ def orderly_end() -> Iterator[ExitStack]:
             signal.signal(signum, handler)
 
 
-def _install(handler: Any) -> dict[signal.Signals, Any]:
-    """Install a handler of `SIGNALS`; return the old ones. Outside the main thread, do nothing."""
+@contextmanager
+def exit_at_hangup() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into `SystemExit` inside the block, for a command that treats SIGINT,
+    a KeyboardInterrupt, as part of a conversation."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    previous = _install(leave, (signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _install(handler: Any, signals: Sequence[signal.Signals] = SIGNALS) -> dict[int, Any]:
+    """Install a handler of signals; return the old ones. Outside the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {signum: signal.signal(signum, handler) for signum in SIGNALS}
+    return {signum: signal.signal(signum, handler) for signum in signals}
 
 
 def _note_signal(signum: int, frame: FrameType | None) -> None:
