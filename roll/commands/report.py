@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from roll.core.errors import ConfigError
 from roll.output_dir.whole_file import replace_file
 from roll.report.page import page
 from roll.report.read import read_runs
@@ -20,8 +21,15 @@ def write_report(folders: Sequence[Path], out: Path | None) -> Path:
 
     Raises:
         DataError: a folder holds no run.
+        ConfigError: the file cannot be written.
     """
     runs = read_runs(folders)
     path = out or folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
-    replace_file(path, page(runs))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, page(runs))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); name another file by --out"
+        ) from None
     return path

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from roll.cli import app
 from roll.commands.report import write_report
-from roll.core.errors import DataError
+from roll.core.errors import ConfigError, DataError
 from roll.report.groups import grouped
 from roll.report.page import MAX_BYTES, page
 from roll.report.read import read_runs
@@ -246,6 +246,13 @@ def test_what_a_policy_writes_is_shown_and_never_runs(tmp_path: Path) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_a_page_goes_where_it_is_asked_to(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", [{"step": 0, "loss/total": 1.0}])
+    assert write_report([run], tmp_path / "new" / "page.html").is_file()
+    with pytest.raises(ConfigError, match=r"config.yaml/page.html cannot be written \(.*--out"):
+        write_report([run], run / "config.yaml" / "page.html")
 
 
 def drawn_by_a_browser(run: Path, folder: Path) -> str:
