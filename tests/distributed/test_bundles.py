@@ -44,6 +44,7 @@ class Counted:
     actor: RayActor
     member: Member
     sent: Counter[str] = field(default_factory=Counter)
+    on_recover: Callable[[], object] = lambda: None
 
     def exchange(self, caller: str, calls: Sequence[SentCall]) -> tuple[Any, Any]:
         self.sent["exchange"] += 1
@@ -55,7 +56,9 @@ class Counted:
 
     def recover(self, caller: str) -> Any:
         self.sent["recover"] += 1
-        return self.actor.recover(caller)
+        ref = self.actor.recover(caller)
+        self.on_recover()
+        return ref
 
 
 @dataclass
@@ -139,6 +142,22 @@ def test_only_the_call_fails_that_fails(oracle: Any) -> None:
         assert isinstance(error, WorkerError)
         assert str(error).startswith(says)
     assert isinstance(argument, TypeError)
+
+
+def test_a_call_that_begins_while_answers_are_recovered_is_answered(oracle: Any) -> None:
+    async def ask() -> int:
+        asker, late = Asker.of(oracle), []
+
+        def begin() -> None:
+            late.append(asyncio.ensure_future(asker.ask(Oracle.double, 5, 0.1)))
+
+        asker.actor.on_recover = begin
+        with pytest.raises(WorkerError, match="its result cannot be sent"):
+            await asker.ask(Oracle.unsendable)
+        answer: int = await late[0]
+        return answer
+
+    assert asyncio.run(ask()) == 10
 
 
 def test_a_caller_that_waits_no_more_disturbs_nobody(oracle: Any) -> None:

@@ -140,8 +140,9 @@ class BundledCalls:
                 try:
                     bundle = await _value(refs[0])
                 except ray.exceptions.RayTaskError as error:
+                    sent = set(self._running)  # those sent meanwhile are not known yet
                     known = await _value(self.actor.recover(self._caller))
-                    self._fail(self._running - known, error)
+                    self._fail(sent - known, error)
                 else:
                     self._settle(bundle, refs[1])
                 if not self._running:
