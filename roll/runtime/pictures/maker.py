@@ -38,6 +38,8 @@ class PictureMaker:
     """Time limit for the pictures of one row, in seconds."""
     _free: asyncio.Queue[int] = field(default_factory=asyncio.Queue, init=False)
     """Ranks of the workers without work."""
+    _restarts: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    """Rank of a lost worker -> start of another one, until a row has waited for its end."""
     _broken: dict[tuple[str, EncodedPictures], str] = field(default_factory=dict, init=False)
     """Name and pictures of each row that cannot be made into patches -> why."""
     _counts: Counter[str] = field(default_factory=Counter, init=False)
@@ -142,14 +144,20 @@ class PictureMaker:
         raise PictureError(f"{name}: took longer than {self.timeout_s:g} s")
 
     async def _revive(self, rank: int) -> None:
-        """Start another worker in place of one that is lost. It may have died without work, so no
-        row is to blame.
+        """Wait until a worker is there, if need be another one in place of a lost one, which may
+        have died without work, so that no row is to blame. A start goes on if its row is cancelled.
 
         Raises:
             RollError: the new worker does not start, or not in time.
         """
-        if rank not in self.cluster.lost:
-            return
+        if rank in self.cluster.lost and rank not in self._restarts:
+            self._restarts[rank] = asyncio.create_task(self._restart(rank))
+        if rank in self._restarts:
+            await asyncio.wait([self._restarts[rank]])
+            self._restarts.pop(rank).result()
+
+    async def _restart(self, rank: int) -> None:
+        """Start another worker in place of one that is lost; the errors are those of `_revive`."""
         await asyncio.to_thread(self.cluster.restart, rank)
         limit = asyncio.timeout(self.cluster.call_timeout_s)
         try:

@@ -171,6 +171,24 @@ def test_no_row_is_to_blame_for_workers_that_died_without_work(make: Any) -> Non
     assert maker.cluster.lost == frozenset()
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_a_worker_is_started_though_the_row_that_waited_for_it_is_cancelled(
+    make: Any, pause_s: float
+) -> None:
+    maker: PictureMaker = make(workers=1)
+    maker.cluster.end(0)
+
+    async def two() -> Prompt:
+        first = asyncio.ensure_future(maker.prompt(seen("cancelled", 1)))
+        while maker.cluster.lost and not maker._restarts:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(pause_s)  # the new worker is on its way, or there
+        return await maker.prompt(seen("next", 5))
+
+    assert numbers_of(asyncio.run(two()).pictures) == [5]
+
+
 def test_requests_and_samples_have_the_pictures_of_their_prompt(make: Any) -> None:
     maker = make()
     asked: list[GenerateRequest] = []
