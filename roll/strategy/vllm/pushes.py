@@ -130,7 +130,7 @@ class Pushes:
                 # on them: the next request with a known picture would end the engine. The reset of
                 # the KV cache schedules running requests anew, so it comes second.
                 await engine.reset_encoder_cache()
-                await engine.reset_prefix_cache(reset_running_requests=pause)
+                await _drop_kv(engine, running=pause)
             self._broken.pop(part, None)
             self.version = version
         finally:
@@ -180,3 +180,20 @@ class Pushes:
             max(answer["receive_s"] for answer in answers),
             max(answer["load_s"] for answer in answers),
         )
+
+
+async def _drop_kv(engine: Any, *, running: bool) -> None:
+    """Drop all keys and values that old weights have computed, also those that were moved off the
+    devices (`kv_offloading_size`).
+
+    Args:
+        running: requests run, which compute theirs again.
+
+    Raises:
+        WeightSyncError: some could not be dropped.
+    """
+    if await engine.reset_prefix_cache(reset_running_requests=running, reset_connector=True):
+        return
+    # vLLM keeps the whole cache while a request holds a block of it.
+    if not await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+        raise WeightSyncError("vLLM did not drop the KV cache of the weights before")

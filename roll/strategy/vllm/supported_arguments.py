@@ -31,6 +31,9 @@ RESERVED_ARGUMENTS = {
     "max_lora_rank": "actor_infer.strategy.max_lora_rank",
     "served_model_name": "actor_infer.strategy.endpoint.model_name",
     "data_parallel_size": "more devices in the pool of actor_infer: each replica is one",
+    # Of all connectors, only that of `kv_offloading_size` drops its keys and values at a push.
+    "kv_transfer_config": "",
+    "kv_offloading_backend": "",
     "logprobs_mode": "",
     "worker_extension_cls": "",
     "worker_cls": "",

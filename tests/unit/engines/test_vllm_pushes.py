@@ -32,8 +32,10 @@ Answers = Sequence[dict[str, Any]] | Exception
 class Ranks:
     """As much of vLLM's engine as a push calls; its ranks give the answers in turn."""
 
-    def __init__(self, *answers: Answers) -> None:
+    def __init__(self, *answers: Answers, resets: Sequence[bool] = ()) -> None:
         self._answers = list(answers)
+        self._answers_to_resets = list(resets)
+        self.resets: list[bool] = []
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
         answers = self._answers.pop(0)
@@ -46,9 +48,14 @@ class Ranks:
 
     async def reset_encoder_cache(self) -> None: ...
 
-    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+    async def reset_prefix_cache(
+        self, *, reset_running_requests: bool, reset_connector: bool
+    ) -> bool:
+        assert reset_connector
         if self._cached:
             raise Exception(CACHED[-1]["error"])
+        self.resets.append(reset_running_requests)
+        return self._answers_to_resets.pop(0) if self._answers_to_resets else True
 
     async def abort(self, requests: list[str]) -> None: ...
 
@@ -144,3 +151,18 @@ def test_a_push_to_an_engine_without_its_kv_cache_lets_no_request_of_others_run(
         assert await push() == ["pause keep", "resume"]
 
     asyncio.run(run())
+
+
+def test_a_push_needs_the_keys_and_values_of_old_weights_dropped() -> None:
+    """vLLM drops none while a request that nobody waits for holds a block, and says so."""
+
+    async def pushed(*resets: bool) -> list[bool]:
+        state = Pushes("vLLM", Progress(), SleepState("cpu"), outsiders=False)
+        engine = Ranks([DONE], resets=resets)
+        await state.replace(engine, "push", (), 1, part="weights", verify=True)
+        return engine.resets
+
+    assert asyncio.run(pushed(True)) == [False]
+    assert asyncio.run(pushed(False, True)) == [False, True]
+    with pytest.raises(WeightSyncError, match="did not drop the KV cache"):
+        asyncio.run(pushed(False, False))
