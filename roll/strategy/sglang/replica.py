@@ -78,10 +78,6 @@ class Replica:
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """Generate all siblings; wait first while a push is under way. If one fails, abort all."""
         with self._under_way(request) as siblings:
-            await self._open.wait()
-            self._require_whole_weights()
-            if request.id in self._aborted:
-                return [sibling.after(0) for sibling in siblings]
             try:
                 await asyncio.gather(*(self._write(request, i) for i in range(request.n)))
             except BaseException:
@@ -176,7 +172,18 @@ class Replica:
             self._progress.end(request.id, [sibling.after(0) for sibling in siblings])
 
     async def _write(self, request: GenerateRequest, index: int) -> None:
-        """Generate sibling `index`: add its tokens as they arrive, and end it at a stop string."""
+        """Generate sibling `index`, unless the request is aborted before it can start: add its
+        tokens as they arrive, and end it at a stop string.
+
+        Raises:
+            IncompleteWeightsError: the weights are incomplete when it could start.
+        """
+        # Looked at here, at the last moment: SGLang lets a request wait for the end of a push,
+        # however that ends, and cannot abort it meanwhile.
+        await self._open.wait()
+        self._require_whole_weights()
+        if request.id in self._aborted:
+            return
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         sibling = self._siblings[request.id][index]

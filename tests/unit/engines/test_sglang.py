@@ -6,9 +6,10 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import SglangConfig
-from roll.core.completion import FinishReason
-from roll.core.errors import ConfigError, EngineError
+from roll.core.completion import Completion, FinishReason
+from roll.core.errors import ConfigError, EngineError, IncompleteWeightsError
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams
 from roll.strategy.available import status
 from roll.strategy.backend_setup import EngineSetup
@@ -322,6 +323,31 @@ def test_a_heartbeat_that_failed_does_not_fail_the_next_ones() -> None:
         assert (await engine.heartbeat()).version == 3
 
     asyncio.run(main())
+
+
+def test_a_request_that_meets_the_begin_of_a_push_waits_for_its_end(tmp_path: Path) -> None:
+    char_tokenizer().save_pretrained(tmp_path)
+    request = GenerateRequest("r", (1, 2), PLAIN, n=2, seed=5)
+
+    async def main(after: Callable[[Replica], Awaitable[None]]) -> list[Completion]:
+        manager = SimpleNamespace(abort_request=lambda rid: None)  # and no way to generate
+        engine = SimpleNamespace(tokenizer_manager=manager)
+        replica = Replica(engine, replace(ORDER, tokenizer=str(tmp_path)))
+        answer = asyncio.ensure_future(replica.generate(request))
+        await asyncio.sleep(0)
+        replica._open.clear()
+        await asyncio.sleep(0.01)
+        await after(replica)
+        replica._open.set()
+        return await answer
+
+    async def tear(replica: Replica) -> None:
+        replica._broken = "a sender is gone"
+
+    with pytest.raises(IncompleteWeightsError, match="a sender is gone"):
+        asyncio.run(main(tear))
+    aborted = asyncio.run(main(lambda replica: replica.abort("r")))
+    assert [(len(one), one.finish) for one in aborted] == [(0, FinishReason.ABORT)] * 2
 
 
 def test_stop_tokens_stand_beside_the_end_of_sequence_and_never_alone_with_it_ignored() -> None:
