@@ -132,13 +132,21 @@ class Episodes:
         started_s, prompt = clock(), task.prompt
         samples = [one for played in await self._all(task) for one in played.samples]
         played_s = clock()
-        if prompt.tag in self.score:
-            extra = await self.score[prompt.tag]([one.sample for one in samples])
-            samples = [_added(one, more) for one, more in zip(samples, extra, strict=True)]
-        if self.score_group is not None:
-            samples = await self.score_group(samples)
+        # There is nothing to judge of an episode that failed: its score would be that of no text.
+        scored = iter(await self._scored(prompt.tag, [one for one in samples if not one.failed]))
+        samples = [one if one.failed else next(scored) for one in samples]
         timing = GroupTiming(started_s, played_s, clock())
         return Group(prompt, tuple(samples), task.step, timing)
+
+    async def _scored(self, tag: str, samples: list[ScoredSample]) -> list[ScoredSample]:
+        """Return episodes of a group with the run's rewards added; the errors are those of
+        `run`."""
+        if samples and tag in self.score:
+            extra = await self.score[tag]([one.sample for one in samples])
+            samples = [_added(one, more) for one, more in zip(samples, extra, strict=True)]
+        if samples and self.score_group is not None:
+            samples = await self.score_group(samples)
+        return samples
 
     async def _all(self, task: GroupTask) -> list[_Played]:
         """Play the episodes of a task: all at once; or first those that others then branch off."""

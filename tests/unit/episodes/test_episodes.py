@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import time
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -271,6 +271,31 @@ def test_after_the_last_try_an_episode_has_no_reward_and_is_counted() -> None:
         EnvironmentFailedError, match=r"failed in 1 of the first 1 episodes.*broken"
     ):
         play(Writer(stops(9)), ScriptedHosts(broken), failed=FailedEpisodes({"lake": 0.4}))
+
+
+def test_the_rewards_of_the_run_judge_no_episode_that_failed() -> None:
+    judged: list[str] = []
+
+    def broken(episode: str, turn: int, action: str) -> Observed:
+        if episode.startswith("5/lake:3/1"):
+            raise EnvironmentFailedError("the board is broken")
+        return three_turns(episode, turn, action)
+
+    async def score(samples: list[Sample]) -> list[ScoredSample]:
+        judged.extend(sample.id for sample in samples)
+        return [ScoredSample(s, 0.25, by_name={"form": 0.25}) for s in samples]
+
+    async def score_group(samples: Sequence[ScoredSample]) -> list[ScoredSample]:
+        judged.extend(one.sample.id for one in samples)
+        return [replace(one, reward=one.reward + len(samples)) for one in samples]
+
+    hosts = ScriptedHosts(broken)
+    how: dict[str, Any] = {"score": {"lake": score}, "score_group": score_group}
+    group = play(Writer(stops(9)), hosts, samples_per_prompt=3, **how)
+    assert [one.reward for one in group.samples] == [3.75, 0.0, 3.75]
+    assert [one.failed for one in group.samples] == [(), ("lake",), ()]
+    assert judged == ["5/lake:3/0", "5/lake:3/2"] * 2
+    assert "form" not in group.samples[1].by_name
 
 
 def test_the_rewards_of_the_run_are_added_to_those_of_the_environment() -> None:
