@@ -267,6 +267,26 @@ def test_an_epoch_takes_each_example_once(count: int, per_step: int, epochs: int
         assert len(taken) == epochs * count
 
 
+@given(
+    count=st.integers(1, 30),
+    per_step=st.integers(1, 12),
+    epochs=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+)
+def test_more_epochs_of_a_run_that_has_ended_take_each_example_once(
+    count: int, per_step: int, epochs: list[int]
+) -> None:
+    taken: list[int] = []
+    first = missing = total = 0
+    for more in epochs:
+        total += more
+        order = Order.of_epochs(total, count, per_step, 3, missing)
+        taken += [example for step in range(first, order.num_steps) for example in order[step]]
+        assert order.taken(order.num_steps) == len(taken) == total * count
+        first, missing = order.num_steps, order.num_steps * per_step - len(taken)
+    for start in range(0, len(taken), count):
+        assert sorted(taken[start : start + count]) == list(range(count))
+
+
 def test_epochs_and_seeds_shuffle_otherwise() -> None:
     one, two = (Order(50, 50, 2, 50, seed) for seed in (0, 1))
     assert len({tuple(order[step]) for order in (one, two) for step in range(2)}) == 4

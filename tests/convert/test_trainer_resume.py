@@ -122,6 +122,35 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit(
     assert all(ends[0][key].equal(ends[1][key]) for key in ends[0])
 
 
+def extended(run: Settings) -> bool:
+    """Do one epoch, then two more; return whether the float32 copies of weights that training
+    begins with are as precise as the file."""
+    from mcore_adapter.optimizer_state import states_of
+    from mcore_adapter.train.policy import load_policy
+    from mcore_adapter.train.processes import joined
+
+    with joined(run.layout.sizes, run.seed) as device:
+        policy = load_policy(run, device)
+        mains = [state.main for state in states_of(policy.chunks, policy.optimizer).values()]
+    run_all([run])
+    run_all([run.model_copy(update={"resume": "auto", "epochs": 3})])
+    return all(not main.bfloat16().float().equal(main) for main in mains if main.std() > 0)
+
+
+def test_a_run_that_ended_goes_on_with_more_epochs_and_leaves_no_example_out(
+    tmp_path: Path,
+) -> None:
+    """Ten rows in steps of six: the first epoch ends with a step of four."""
+    model = trainable(tmp_path, "qwen3_tied")
+    data = write_rows(tmp_path / "rows.jsonl", chat_rows(10))
+    how: dict[str, Any] = {"dtype": "bf16", "data": {"shuffle": True}, "epochs": 1, "steps": None}
+    run = settings(model, data, tmp_path / "run", "sft", **how)
+    assert run_ranks(extended, 1, run) == [True]
+    tokens = [step["tokens"] for step in steps_of(run)]
+    assert len(tokens) == 2 + 4  # 20 rows are left: three steps of six, and one of two
+    assert sum(tokens) == 3 * sum(tokens[:2])
+
+
 def in_several_files(
     model: Path, target: Path, dtype: str = "fp32", room: int | None = None
 ) -> None:

@@ -25,6 +25,7 @@ from mcore_adapter.modeling.model import build_model
 from mcore_adapter.modeling.mtp import set_mtp_logits
 from mcore_adapter.modeling.optimizer import adam
 from mcore_adapter.models import table_of
+from mcore_adapter.optimizer_state import load_masters
 from mcore_adapter.parallel.logprobs import token_logprobs
 from mcore_adapter.parallel.schedule import run_schedule
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -243,6 +244,8 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         weight_decay=how.weight_decay,
         max_grad_norm=how.max_grad_norm,
     )
+    if adapter is None:
+        load_masters(settings.model, chunks, optimizer, table, sizes)
     weight = settings.mtp_loss_weight
     return Policy(chunks, optimizer, table, adapter, sizes, settings.batch, weight, device)
 

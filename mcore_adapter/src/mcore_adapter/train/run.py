@@ -114,6 +114,10 @@ class Run:
                 f"{path} is of a run with lora {extra.get('lora')}, not {self._lora()}; set it "
                 "back, or name another output folder"
             )
+        full = extra["step"] * self.order.per_step
+        # Checkpoints of earlier versions do not say how many examples their last step took.
+        missing = full - extra.get("examples", full)
+        self.order = order_of(self.settings, self.order.num_examples, missing)
         if extra["step"] > self.order.num_steps:
             raise ConfigError(
                 f"{path} has made {extra['step']} steps, and {self.order.num_steps} are asked for"
@@ -154,6 +158,7 @@ class Run:
         policy, path = self.policy, self.folder.checkpoint(self.done)
         extra = {
             "step": self.done,
+            "examples": self.order.taken(self.done),
             "skipped": self.skipped,
             "order": self._identity(),
             "lora": self._lora(),
@@ -201,6 +206,19 @@ class Run:
         flag = torch.tensor(float(asked), device=self.policy.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
+
+
+def order_of(settings: Settings, num_examples: int, missing: int = 0) -> Order:
+    """Return the order of the examples for `steps` or, without it, for `epochs` (1 by default).
+
+    Args:
+        missing: see `Order.missing`.
+    """
+    seed = settings.seed if settings.data.shuffle else None
+    per_step = settings.batch.examples
+    if settings.steps is not None:
+        return Order(num_examples, per_step, settings.steps, per_step, seed, missing)
+    return Order.of_epochs(settings.epochs or 1, num_examples, per_step, seed, missing)
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -13,13 +13,12 @@ from mcore_adapter.errors import DataError
 from mcore_adapter.models import table_of
 from mcore_adapter.train.data import dataset
 from mcore_adapter.train.data.dataset import Dataset
-from mcore_adapter.train.data.order import Order
 from mcore_adapter.train.folder import Folder
 from mcore_adapter.train.objective import Likelihood, Objective, Preference
 from mcore_adapter.train.policy import Policy, load_policy
 from mcore_adapter.train.processes import StopRequest, joined
 from mcore_adapter.train.references import references
-from mcore_adapter.train.run import Run
+from mcore_adapter.train.run import Run, order_of
 from mcore_adapter.train.settings import Settings
 
 
@@ -60,7 +59,7 @@ def prepare(settings: Settings, device: torch.device) -> Run:
     if newest is None and dist.get_rank() == 0:
         folder.forget_references()
     data = _dataset(settings.data.train, folder, settings)
-    order = _order(settings, len(data))
+    order = order_of(settings, len(data))
     policy = load_policy(settings, device)
     used = {example for step in range(order.num_steps) for example in order[step]}
     objective = _objective(data, used, policy, folder, settings)
@@ -95,15 +94,6 @@ def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
     if failed[0]:
         raise DataError(f"rank 0 could not encode {path}; its own error says why")
     return dataset.read(target, name, settings.sequences_per_example)
-
-
-def _order(settings: Settings, num_examples: int) -> Order:
-    """Return the order of the examples for `steps` or, without it, for `epochs` (1 by default)."""
-    seed = settings.seed if settings.data.shuffle else None
-    per_step = settings.batch.examples
-    if settings.steps is not None:
-        return Order(num_examples, per_step, settings.steps, per_step, seed)
-    return Order.of_epochs(settings.epochs or 1, num_examples, per_step, seed)
 
 
 def _objective(

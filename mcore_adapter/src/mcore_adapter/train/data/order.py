@@ -30,18 +30,26 @@ class Order:
     """Number of examples of the last step, at most `per_step`."""
     seed: int | None
     """Seed of the shuffling; None: the order of the file."""
+    missing: int = 0
+    """Number of examples that an earlier step had less than `per_step`, because it was the last one
+    of fewer epochs. The steps before it are not asked for any more."""
 
     @classmethod
-    def of_epochs(cls, epochs: int, num_examples: int, per_step: int, seed: int | None) -> Order:
+    def of_epochs(
+        cls, epochs: int, num_examples: int, per_step: int, seed: int | None, missing: int = 0
+    ) -> Order:
         """Return the order in which every example is taken `epochs` times."""
-        steps, left = divmod(epochs * num_examples, per_step)
-        return cls(num_examples, per_step, steps + bool(left), left or per_step, seed)
+        steps, left = divmod(epochs * num_examples + missing, per_step)
+        return cls(num_examples, per_step, steps + bool(left), left or per_step, seed, missing)
 
     def __getitem__(self, step: int) -> list[int]:
         """Return the numbers of the examples of a step. Steps are counted from 0."""
-        start = step * self.per_step
-        count = self.last if step == self.num_steps - 1 else self.per_step
-        return [self._example(place) for place in range(start, start + count)]
+        return [self._example(place) for place in range(self.taken(step), self.taken(step + 1))]
+
+    def taken(self, steps: int) -> int:
+        """Return the number of examples that so many first steps take."""
+        short = self.per_step - self.last if steps == self.num_steps else 0
+        return steps * self.per_step - self.missing - short
 
     def _example(self, place: int) -> int:
         """Return the number of the example at `place`, counted over all epochs."""
