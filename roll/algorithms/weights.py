@@ -6,6 +6,8 @@ depend on how it is split, so micro-batches, ranks and packing do not change the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,13 +34,22 @@ def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None 
     return (weights_B[:, None] * mask_BT).to(torch.float32)
 
 
-def row_weights(tokens_B: Tensor, mode: Aggregation, *, max_tokens: int | None = None) -> Tensor:
+def row_weights(
+    tokens_B: Tensor,
+    mode: Aggregation,
+    *,
+    max_tokens: int | None = None,
+    samples: Sequence[object] | None = None,
+) -> Tensor:
     """Return the weight that every trained token of a row has, float64 `[B]`; see `token_weights`.
     Rows without trained tokens have a weight, too, which has no effect.
 
     Args:
         tokens_B: number of trained tokens of each row; ALL rows of one optimizer step.
         max_tokens: divisor of `constant`, in tokens.
+        samples: sample of each row, any hashable; None: each row is one. The rows of a sample count
+            as one sequence in `sequence_sum` and `constant`, which add its tokens up wherever they
+            are; `sequence_mean`, the mean of means of rows, counts each.
 
     Raises:
         ValueError: `mode` is `constant` and `max_tokens` is not positive.
@@ -46,18 +57,22 @@ def row_weights(tokens_B: Tensor, mode: Aggregation, *, max_tokens: int | None =
     # Float64, because float32 cannot count beyond 2**24 tokens.
     tokens_B = tokens_B.to(torch.float64)
     one_B = torch.ones_like(tokens_B)
-    num_sequences = (tokens_B > 0).sum().clamp(min=1)
+    num_rows = (tokens_B > 0).sum().clamp(min=1)
+    num_samples = num_rows
+    if samples is not None:
+        trained = zip(samples, (tokens_B > 0).tolist(), strict=True)
+        num_samples = torch.tensor(max(1, len({sample for sample, has in trained if has})))
     match mode:
         case Aggregation.TOKEN_MEAN:
             return one_B / tokens_B.sum().clamp(min=1)
         case Aggregation.SEQUENCE_MEAN:
-            return one_B / tokens_B.clamp(min=1) / num_sequences
+            return one_B / tokens_B.clamp(min=1) / num_rows
         case Aggregation.SEQUENCE_SUM:
-            return one_B / num_sequences
+            return one_B / num_samples
         case Aggregation.CONSTANT:
             if max_tokens is None or max_tokens < 1:
                 raise ValueError(
                     f"constant aggregation divides by max_tokens, which is {max_tokens}; pass "
                     "algorithm.aggregation_tokens or sampling.max_new_tokens"
                 )
-            return one_B / max_tokens / num_sequences
+            return one_B / max_tokens / num_samples

@@ -58,7 +58,9 @@ def weighed(update: S, aggregation: Aggregation, aggregation_tokens: int | None)
     contained: float32, `[B]` in a `SampleTable`, `[B, T]` in a `RolloutBatch`. The arguments are
     those of `updates`; ValueError: see `row_weights`."""
     tokens_B = update.trained_tokens()
-    weights_B = row_weights(tokens_B, aggregation, max_tokens=aggregation_tokens).float()
+    weights_B = row_weights(
+        tokens_B, aggregation, max_tokens=aggregation_tokens, samples=update.sample_ids
+    ).float()
     if update.sample_weights is not None:
         weights_B1 = weights_B[:, None]
         weights_B = weigh_samples(weights_B1, update.sample_weights, tokens_B=tokens_B)[:, 0]

@@ -61,6 +61,8 @@ def paired_with_answers(samples: SampleTable) -> PairedSamples:
     prompts_B = samples.lengths - samples.response_tokens
     rows = samples.select([i for i in range(len(samples)) for _ in range(2)])
     columns: dict[str, Any] = {spec.name: getattr(rows, spec.name) for spec in fields(rows)}
+    names = list(rows.sample_ids)
+    names[::2] = [f"{name}/answer" for name in samples.sample_ids]
     contents, versions = list(rows.contents), rows.versions
     contents[::2] = [Written(answer, array(LOGPROB_TYPE)) for answer in samples.answers]
     if versions is not None:
@@ -70,7 +72,13 @@ def paired_with_answers(samples: SampleTable) -> PairedSamples:
     lengths_B[::2], responses_B[::2] = prompts_B + sizes, sizes
     return PairedSamples(
         **columns
-        | {"contents": contents, "versions": versions, "answers": None, "truncated": None}
+        | {
+            "sample_ids": names,
+            "contents": contents,
+            "versions": versions,
+            "answers": None,
+            "truncated": None,
+        }
         | {"lengths": lengths_B, "response_tokens": responses_B}
     )
 

@@ -31,7 +31,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.completion import NOBODY, Completion, FinishReason, VersionRuns, Written
 from roll.core.types import Prompt, Sample
 from roll.envs.observed import Observed
-from roll.pipeline.updates import updates
+from roll.pipeline.updates import updates, weighed
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
 from roll.rollout.episodes.results import End, samples_of_episode
@@ -217,6 +217,24 @@ def test_credit_does_not_depend_on_the_rows_that_an_episode_is_cut_into(
     parts = of_tokens(batch_of(episodes, "turns", credit, failed, estimator))
     assert parts == whole
     assert whole
+
+
+@pytest.mark.parametrize(
+    "mode", [Aggregation.TOKEN_MEAN, Aggregation.SEQUENCE_SUM, Aggregation.CONSTANT]
+)
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=4, max_size=4))
+def test_sums_over_samples_do_not_depend_on_their_rows(
+    mode: Aggregation, turns: list[list[tuple[int, int, float, str]]]
+) -> None:
+    def weights(rows: str) -> list[float]:
+        episodes = [episode_of(each) for each in turns]
+        batch = batch_of(episodes, rows, "episode", 9, Grpo(GrpoConfig()))
+        found = weighed(batch, mode, 16).token_weights
+        assert found is not None
+        return sorted(found[batch.loss_mask].tolist())
+
+    assert weights("turns") == pytest.approx(weights("contexts"))
 
 
 def test_turns_of_conversations_that_alternate_keep_their_order() -> None:

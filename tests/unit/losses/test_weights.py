@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.weights import token_weights
+from roll.algorithms.weights import row_weights, token_weights
 from roll.config.algorithm import Aggregation
 
 MAX_TOKENS = 7
@@ -49,6 +49,21 @@ def test_the_weighted_sum_is_the_aggregation(
     assert found == pytest.approx(
         aggregate_by_loops(losses_BT.tolist(), bits, mode), rel=1e-6, abs=1e-6
     )
+
+
+def test_the_rows_of_a_sample_are_one_sequence_where_tokens_are_summed() -> None:
+    """Two samples of two tokens each, one of them in two rows; a third row fills up."""
+    tokens_B = torch.tensor([2, 1, 1, 0])
+
+    def weights(mode: Aggregation) -> list[float]:
+        found: list[float] = row_weights(
+            tokens_B, mode, max_tokens=MAX_TOKENS, samples=["a", "b", "b", "c"]
+        ).tolist()
+        return found[:3]
+
+    assert weights(Aggregation.SEQUENCE_SUM) == [1 / 2] * 3
+    assert weights(Aggregation.CONSTANT) == [1 / 2 / MAX_TOKENS] * 3
+    assert weights(Aggregation.SEQUENCE_MEAN) == pytest.approx([1 / 6, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("mode", [Aggregation.TOKEN_MEAN, Aggregation.SEQUENCE_MEAN])
