@@ -52,8 +52,7 @@ def by_loops(
                 found = whole if token_lambda is None else advantage
                 advantages_BT[row, place] = found
                 returns_BT[row, place] = found + (value if token_lambda is None else here)
-            next_value = value
-            next_advantage = float(advantages_BT[row, turn.begin])
+            next_value, next_advantage = value, whole
     return advantages_BT, returns_BT
 
 
@@ -75,10 +74,23 @@ def test_it_equals_loops_over_turns_and_tokens(
     torch.testing.assert_close(found.returns_BT, returns_BT, rtol=0, atol=1e-5)
 
 
-def test_without_discounts_and_with_one_lambda_it_is_gae_over_tokens() -> None:
+def test_how_tokens_divide_a_turn_does_not_change_what_the_turn_before_is_worth() -> None:
+    """By hand: the second turn is 1 better than its value 0, so the first is worth 1, too."""
+    batch = batch_of([[0.0, 1.0]])
+    assert batch.values is not None
+    assert batch.turns is not None
+    first, second = batch.turns[0]
+    batch.values[0, [first.begin, first.begin + 1, second.begin]] = 0.0
+    batch.values[0, second.begin + 1] = 0.5
+    found = TurnGae(TurnGaeConfig(gamma=1.0, turn_lambda=1.0, token_lambda=0.0))(batch)
+    assert found.advantages_BT[0, first.begin : first.end].tolist() == [0.0, 1.0]
+    assert found.advantages_BT[0, second.begin : second.end].tolist() == [0.5, 0.5]
+
+
+def test_without_discounts_and_lambdas_it_is_gae_over_tokens() -> None:
     batch = batch_of([[0.0, 0.0, 0.0], [0.0]], extra=1.0)
-    turns = TurnGae(TurnGaeConfig(gamma=1.0, turn_lambda=0.9, token_lambda=0.9))(batch)
-    tokens = Gae(GaeConfig(gamma=1.0, policy_lambda=0.9))(batch)
+    turns = TurnGae(TurnGaeConfig(gamma=1.0, turn_lambda=1.0, token_lambda=1.0))(batch)
+    tokens = Gae(GaeConfig(gamma=1.0, policy_lambda=1.0))(batch)
     torch.testing.assert_close(turns.advantages_BT, tokens.advantages_BT, rtol=0, atol=1e-6)
     assert turns.returns_BT is not None
     assert tokens.returns_BT is not None

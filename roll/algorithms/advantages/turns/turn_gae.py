@@ -28,7 +28,8 @@ class TurnGae:
     where V is the critic's value before the first token of a turn, and 0 after the last turn.
     Without `token_lambda` all tokens of a turn have its advantage. With it, the turn is worth what
     is behind its last token (reward, and value and advantage of the next turn), and GAE over the
-    tokens, without a discount, divides that among them. The critic's target of a token is advantage
+    tokens, without a discount, divides that among them; the advantages of turns stay the same. The
+    critic's target of a token is advantage
     plus value; without `token_lambda`, that of the first token of its turn.
     """
 
@@ -77,8 +78,8 @@ class TurnGae:
                 advantages.append(_within(values_L, worth, token_lambda))
                 returns.append(advantages[-1] + values_L)
             if len(values_L):
-                advantage = self.config.turn_lambda * float(advantages[-1][0])
-                behind = gamma * (float(values_L[0]) + advantage)
+                value = float(values_L[0])
+                behind = gamma * (value + self.config.turn_lambda * (worth - value))
             else:  # nothing of the turn is trained
                 behind = worth
         return advantages[::-1], returns[::-1]
