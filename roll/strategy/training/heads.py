@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from roll.algorithms import logprobs
@@ -106,8 +108,11 @@ class ClassifierModel(TokenModel[T]):
         self.model = model
         self.last_mlp = last_mlp.find(model)
         self._parts = split_value_head(model)
+        head = self._parts[1]
+        if type(head) is nn.Linear:
+            head.forward = partial(_in_float32, head)  # type: ignore[method-assign]
         # Not registered: it is part of the model.
-        object.__setattr__(self, "new_head", self._parts[1])
+        object.__setattr__(self, "new_head", head)
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
@@ -115,6 +120,17 @@ class ClassifierModel(TokenModel[T]):
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
         """Compute the classifier's output for each state, float32 `[N]`."""
         return ModelOutputs(self._parts[1](states_ND).squeeze(-1).float())
+
+
+def _in_float32(layer: nn.Linear, states: Tensor) -> Tensor:
+    """Return the output of a layer, computed and returned in float32: in bfloat16 a score near 10
+    has a step of 1/16, so that scores of siblings would be equal that are not.
+
+    It takes the place of the layer's own `forward`, so that hooks of backends, which bring its
+    weights together, still run.
+    """
+    bias = None if layer.bias is None else layer.bias.float()
+    return functional.linear(states.float(), layer.weight.float(), bias)
 
 
 class ValueModel(ClassifierModel[ValueTerms]):

@@ -23,6 +23,8 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.models.load import load_causal_lm, load_config, load_tokenizer
 from roll.models.parts.head import split_head
+from roll.strategy.training.heads import ScoreHead, ValueHead
+from roll.strategy.training.token_model import ForwardRequest
 from tests.tiny import save_tiny_model
 
 
@@ -48,6 +50,20 @@ def test_backbone_and_head_give_the_models_logits(folder: Path) -> None:
     assert torch.equal(hidden @ head.weight_VD.T, model(tokens).logits)
     assert head.bias_V is None
     assert head.divisor == 1
+
+
+@pytest.mark.parametrize("head", [ScoreHead(), ValueHead()], ids=["score", "value"])
+def test_scores_of_a_model_in_16_bits_are_not_rounded_to_16_bits(head: Any, folder: Path) -> None:
+    """A reward model's scores near 10 would otherwise be multiples of 1/16, and siblings equal."""
+    made = head.load(ModelConfig(path=str(folder)), torch.bfloat16)
+    states_ND = torch.randn(8, 64).to(torch.bfloat16)
+    layer = made.new_head
+    with torch.no_grad():
+        layer.weight.normal_()
+        found = made.head(states_ND, torch.zeros(8), ForwardRequest(torch.zeros(8), [8])).values
+    assert layer.weight.dtype == torch.bfloat16
+    exact = states_ND.double() @ layer.weight.double().T
+    torch.testing.assert_close(found.double(), exact[:, 0], rtol=1e-5, atol=1e-4)
 
 
 def test_missing_folder_is_named_with_the_command_that_makes_it() -> None:
