@@ -31,5 +31,6 @@ class SpreadMask:
         std_G[siblings.group_B] = siblings.std(total_rewards(batch))
         order_G = torch.argsort(std_G, descending=True, stable=True)
         kept_G = torch.zeros(groups, dtype=torch.bool)
-        kept_G[order_G[: math.ceil(self.config.keep * groups)]] = True
+        # Rounded, since 0.07 * 100 is above 7 in binary.
+        kept_G[order_G[: math.ceil(round(self.config.keep * groups, 6))]] = True
         return kept_G[siblings.group_B]

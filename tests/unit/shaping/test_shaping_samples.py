@@ -108,9 +108,19 @@ def test_the_groups_whose_rewards_vary_most_are_kept(
     spread = [stdev(own) if len(own) > 1 else 0.0 for own in groups]
     best = {number for (number, _), one in zip(rows, kept, strict=True) if one}
     assert kept == [number in best for number, _ in rows]
-    assert len(best) == ceil(keep * len(groups))
+    assert len(best) == ceil(round(keep * len(groups), 6))
     left = [spread[number] for number in range(len(groups)) if number not in best]
     assert min(spread[number] for number in best) >= max(left, default=0.0) - 1e-6
+
+
+def test_a_share_of_groups_is_not_one_more_by_the_rounding_of_binary_numbers() -> None:
+    """0.07 * 100 is 7.000000000000001."""
+    batch = replace(
+        rollout_batch(200),
+        rewards=torch.arange(200) % 2 * torch.arange(200),
+        group_ids=torch.arange(200) // 2,
+    )
+    assert sum(masked(batch, SpreadMaskConfig(keep=0.07))[0]) == 2 * 7
 
 
 def test_the_spread_of_rewards_needs_several_samples(tmp_path: Path) -> None:
