@@ -74,6 +74,13 @@ class AgenticBase(RlvrBase):
         return max(several, default=1)
 
     @property
+    def compared_samples(self) -> int:
+        """Smallest number of samples of a task that are compared with one another: those of one
+        player."""
+        seats = (e.seats for e in self.environments.values() if e.trained_seats == "all")
+        return self.data.samples_per_prompt // max(seats, default=1)
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens

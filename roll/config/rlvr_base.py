@@ -225,6 +225,11 @@ class RlvrBase(RunConfig):
         """Number of samples that a step trains on, over all prompts and ranks."""
         return self.data.prompts_per_step * self.data.samples_per_prompt
 
+    @property
+    def compared_samples(self) -> int:
+        """Smallest number of samples of a prompt that are compared with one another."""
+        return self.data.samples_per_prompt
+
     def samples_per_update(self, role: Role = Role.ACTOR_TRAIN) -> int:
         """Return the number of samples of one optimizer step of the role, over all ranks."""
         return self.trained[role].samples_per_update or self.samples_per_step

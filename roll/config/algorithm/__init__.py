@@ -207,7 +207,7 @@ class AlgorithmConfig(Config):
                 "old_logprobs=auto"
             )
         weight = self.correction.weight
-        whole = [term.kind for term in self.loss if term.whole_sequences]
+        whole = [term.kind for term in self.loss if term.couples_tokens]
         if weight is not None and weight.level in ("token", "turn") and whole:
             raise ValueError(
                 f"correction.weight.level: {weight.level} weights differ within a sample, and "

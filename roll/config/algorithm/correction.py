@@ -13,7 +13,7 @@ RatioLevel = Literal["token", "turn", "sequence", "geometric"]
 
 token: one ratio for each token. turn: the product over a run of trained tokens without a gap.
 sequence: the product over a sample. geometric: the geometric mean over a sample, exp(mean log
-ratio).
+ratio). Of an episode that is trained in several rows, each row counts as a sample here.
 """
 
 

@@ -17,7 +17,8 @@ class LossChoice(Choice):
     weights multiply their losses. A loss has at most one such term: two would add up to a step of
     twice the length."""
     whole_sequences: ClassVar[bool] = False
-    """True if the gradient of a token depends on the losses of all tokens of its sample."""
+    """True if the gradient of a token depends on the losses of all tokens of its sample; see
+    `couples_tokens`."""
     reads_advantages: ClassVar[bool] = True
     """True if the term uses the advantages of the samples."""
     trains_pairs: ClassVar[bool] = False
@@ -31,6 +32,12 @@ class LossChoice(Choice):
     end_coef: float | None = Field(default=None, ge=0)
     """Factor in the last step (`max_steps`), to which that of the first step, `coef`, changes by
     the same amount each step. null: `coef` in all steps."""
+
+    @property
+    def couples_tokens(self) -> bool:
+        """True if the gradient of a token depends on the losses of all tokens of its sample, as the
+        term is configured."""
+        return self.whole_sequences
 
     def coef_at(self, progress: float) -> float:
         """Return the factor of the term in a step.

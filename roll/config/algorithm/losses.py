@@ -189,6 +189,11 @@ class KimiConfig(PolicyChoice):
     """Log-ratio that is squared: that of the whole response (`sequence`) or that of each token
     (`token`)."""
 
+    @property
+    def couples_tokens(self) -> bool:
+        """True if the squared log-ratio is that of the whole response."""
+        return self.level == "sequence"
+
 
 class DroConfig(PolicyChoice):
     """Direct reward optimisation (DRO, arXiv 2405.19107): -A * log p + tau / 2 * (log p - log
@@ -205,6 +210,11 @@ class DroConfig(PolicyChoice):
     level: Literal["token", "sequence"] = "sequence"
     """Log-ratio that is squared: that of the whole response (`sequence`) or that of each token
     (`token`)."""
+
+    @property
+    def couples_tokens(self) -> bool:
+        """True if the squared log-ratio is that of the whole response."""
+        return self.level == "sequence"
 
 
 class ClipCovConfig(PolicyChoice):

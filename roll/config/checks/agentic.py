@@ -138,16 +138,28 @@ def _branching(config: AgenticBase) -> Iterator[str]:
 
 
 def _several_rows(config: AgenticBase) -> Iterator[str]:
-    """Yield rewards of steps of texts whose tokens are in several rows."""
+    """Yield rewards of tokens that are in several rows: a reward sees the first one."""
     for name, environment in config.environments.items():
         if environment.history == "keep" and environment.rows == "contexts":
             continue
         for reward_name, reward in config.rewards.items():
-            if reward.process and not set(environment.tags).isdisjoint(reward.tags):
+            if set(environment.tags).isdisjoint(reward.tags):
+                continue
+            several = f"an episode of environments.{name} has several (`history`, `rows`)"
+            if reward.process:
                 yield (
                     f"rewards.{reward_name}.process: steps have places in one row of tokens, and "
-                    f"an episode of environments.{name} has several (`history`, `rows`); drop "
-                    "`process`"
+                    f"{several}; drop `process`"
+                )
+            if reward.model is not None:
+                yield (
+                    f"rewards.{reward_name}.model: a reward model reads one row of tokens, and "
+                    f"{several}; use a `judge` or a function, which read its text"
+                )
+            if reward.fn == "length" and reward.kwargs.get("unit", "tokens") == "tokens":
+                yield (
+                    f"rewards.{reward_name}.kwargs.unit: `tokens` are those of one row, and "
+                    f"{several}; count `words`"
                 )
 
 

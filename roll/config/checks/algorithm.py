@@ -38,10 +38,11 @@ def _roles(config: RlvrBase) -> Iterator[str]:
             "adapter (model.lora), whose base is the reference"
         )
     compares = any(term.reads_advantages or term.compares_rewards for term in algorithm.loss)
-    if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
+    if Need.SIBLINGS in needs and compares and config.compared_samples < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
-            "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
+            f"prompt{_each_player(config)} and needs at least 2; with 1 use "
+            "algorithm.advantage.kind=reinforce"
         )
     if Need.CRITIC in needs and config.critic is None:
         yield (
@@ -101,13 +102,19 @@ def _squared_probs(config: RlvrBase) -> Iterator[str]:
 
 def _pass_k(config: RlvrBase) -> Iterator[str]:
     """Yield a problem if there is only one way to draw k of the samples."""
-    samples = config.data.samples_per_prompt
+    samples = config.compared_samples
     for key, advantage in config.advantages.items():
         if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
             yield (
-                f"{key}.k: {advantage.k} of {samples} samples per prompt can be drawn in one way "
-                "only, which leaves nothing to compare; use a k below data.samples_per_prompt"
+                f"{key}.k: {advantage.k} of {samples} samples per prompt{_each_player(config)} can "
+                "be drawn in one way only, which leaves nothing to compare; use a k below data."
+                "samples_per_prompt"
             )
+
+
+def _each_player(config: RlvrBase) -> str:
+    """Return, for a message, that samples of one player are meant if there are several players."""
+    return " and player" if config.compared_samples < config.data.samples_per_prompt else ""
 
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:

@@ -54,7 +54,7 @@ def _stale(config: RlvrBase) -> Iterator[str]:
             f"with algorithm.old_logprobs={algorithm.old_logprobs} the ratio of {term.kind} begins "
             "at the present weights, not at those that drew the samples"
         )
-        if term.whole_sequences:
+        if term.couples_tokens:
             weight = weight.replace("token", "sequence")
         advice = f"set algorithm.old_logprobs=rollout, or {weight}"
     yield (

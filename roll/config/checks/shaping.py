@@ -18,7 +18,7 @@ from roll.config.rlvr_base import RlvrBase
 
 def shaping_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of filters and shaping, one line each, `key: problem and reason`."""
-    alone = config.data.samples_per_prompt < 2
+    alone = config.compared_samples < 2
     for filters, choices in config.filters.items():
         for i, choice in enumerate(choices):
             if choice.kind == "equal_rewards" and alone:

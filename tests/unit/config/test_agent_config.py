@@ -129,3 +129,34 @@ def test_what_changes_the_rewards_of_all_turns_is_refused_beside_advantages_of_t
 def test_one_critic_does_not_learn_from_tags_that_do_not_ask_it(tmp_path: Path) -> None:
     told = refused(task(tmp_path), "domains.words.advantage.kind=turn_gae")
     assert "turn_gae beside grpo of the run: the critic of turn_gae learns from all" in told
+
+
+@pytest.mark.parametrize("rows", ["rows=turns", "history=fork"])
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        ("{model: {path: scores}}", "rewards.own.model: a reward model reads one row"),
+        ("{fn: length, kwargs: {longest: 9}}", "rewards.own.kwargs.unit: `tokens` are those of"),
+    ],
+)
+def test_rewards_of_tokens_are_refused_where_these_are_in_several_rows(
+    reward: str, told: str, rows: str, tmp_path: Path
+) -> None:
+    """They see the first row: episodes that differ in their third turn would be worth the same."""
+    own = reward.replace("{", "{tags: [words], pool: all, ", 1)
+    if "length" in reward:
+        own = own.replace("pool: all, ", "")
+    named = f"rewards={{own: {own}}}"
+    assert load_config(task(tmp_path), [named]).config is not None
+    assert told in refused(task(tmp_path), named, f"environments.words.{rows}")
+
+
+def test_groups_are_those_of_one_player(tmp_path: Path) -> None:
+    """Each player's samples are compared with one another, not with those of the other player."""
+    seats = ["environments.words.seats=2", "validation.sets=null"]
+    told = refused(task(tmp_path), *seats)
+    assert "compares the samples of one prompt and player and needs at least 2" in told
+    more = [*seats, "data.samples_per_prompt=4"]
+    assert load_config(task(tmp_path), more).config is not None
+    pass_k = "algorithm.advantage={kind: pass_k, k: 3}"
+    assert "3 of 2 samples per prompt and player" in refused(task(tmp_path), *more, pass_k)

@@ -83,6 +83,10 @@ def test_terms_add_up_in_the_order_of_the_config() -> None:
             "use sequence or geometric",
         ),
         (
+            {"correction": {"weight": {"level": "token"}}, "loss": [{"kind": "kimi"}]},
+            "kimi gives a sample one ratio",
+        ),
+        (
             {
                 "correction": {"weight": {"upper": 2.0}},
                 "loss": [{"kind": "distill"}, {"kind": "entropy", "coef": 0.01}],
