@@ -4,10 +4,13 @@ many tasks share."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from roll.core.errors import WaitTimeoutError
 
 T = TypeVar("T")
 
@@ -90,6 +93,18 @@ class SharedTimeout:
     def wait(self) -> TimedWait:
         """Return the context manager of one wait, for the running task."""
         return TimedWait(self)
+
+    @contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """End the block with WaitTimeoutError after `seconds`; `what` begins the message."""
+        wait = self.wait()
+        try:
+            with wait:
+                yield
+        except TimeoutError as error:
+            if not wait.expired:
+                raise
+            raise WaitTimeoutError(f"{what} did not finish within {self.seconds:g} s") from error
 
     def begin(self, wait: TimedWait, loop: asyncio.AbstractEventLoop) -> None:
         """Add a wait that begins now on the clock of `loop`, and set its `due_s`; `TimedWait` calls

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roll.core.completion import Completion, Written
-from roll.core.errors import RewardError, WaitTimeoutError
+from roll.core.errors import RewardError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
 from roll.rollout.fleet.fleet import Fleet
@@ -99,7 +98,7 @@ class SingleTurn:
         samples, *baseline = await all_or_first_error(work)
         if self.score_group is not None:
             before = [one.sample for one in samples]
-            with self._reward_time(name):
+            with self._reward_limit.naming(f"the rewards of group {name}"):
                 samples = await self.score_group(samples)
             _check_scored(samples, before, name)
         clock = group.clock
@@ -178,24 +177,10 @@ class SingleTurn:
             )
             for name, completion in zip(names, self._decoded(group, completions), strict=True)
         ]
-        with self._reward_time(group.name):
+        with self._reward_limit.naming(f"the rewards of group {group.name}"):
             scored = list(await self.score(samples))
         _check_scored(scored, samples, group.name)
         return scored
-
-    @contextmanager
-    def _reward_time(self, group_id: str) -> Iterator[None]:
-        """End the block with WaitTimeoutError if it takes longer than `reward_timeout_s`."""
-        wait = self._reward_limit.wait()
-        try:
-            with wait:
-                yield
-        except TimeoutError as error:
-            if not wait.expired:
-                raise
-            raise WaitTimeoutError(
-                f"the rewards of group {group_id} did not finish within {self.reward_timeout_s:g} s"
-            ) from error
 
     def _decoded(
         self, group: UnfinishedGroup, completions: Sequence[Completion]

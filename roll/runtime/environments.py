@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 100
 """Largest number of restarts of one worker in a run: an environment that kills its worker each
 time is broken."""
+SILENT_S = 300.0
+"""Time beyond the limit of one call in which a worker must answer anything, in seconds."""
+LOOKS = 10
+"""Number of looks at a worker in the time in which it must answer."""
 
 
 @dataclass(eq=False)
@@ -39,6 +44,8 @@ class ClusterHosts:
     name: str
     config: EnvironmentConfig
     cluster: Cluster[EnvWorker]
+    silent_s: float = SILENT_S
+    """Time beyond the limit of one call after which a worker that answers nothing is ended."""
     _room: asyncio.Semaphore | None = field(init=False)
     """Limit of `max_episodes`; None if there is none."""
     _inside: set[str] = field(default_factory=set, init=False)
@@ -49,6 +56,10 @@ class ClusterHosts:
     _restarts: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _restarted: dict[int, int] = field(default_factory=dict, init=False)
     _background: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
+    _under_way: Counter[int] = field(default_factory=Counter, init=False)
+    """Number of calls of each worker that are under way."""
+    _watches: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    """Watches over the workers with calls under way, by rank."""
 
     def __post_init__(self) -> None:
         most = self.config.max_episodes
@@ -94,15 +105,56 @@ class ClusterHosts:
         """Wait for a worker; turn its death into a failure of the episode, and replace it.
 
         The time limits are in the worker: only there is it known when a call begins, since calls
-        wait for room. A worker that is stopped counts as dead (`distributed/heartbeats.py`).
+        wait for room. A worker that is stopped counts as dead (`distributed/heartbeats.py`), and
+        one whose limits cannot fire is ended by `_watch`.
         """
         try:
-            return await answer
+            with self._watched(rank):
+                return await answer
         except WorkerLostError as error:
             self._replace(rank)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: its worker died: {error}"
             ) from None
+
+    @contextmanager
+    def _watched(self, rank: int) -> Iterator[None]:
+        """Watch over a worker during a call."""
+        self._under_way[rank] += 1
+        if rank not in self._watches:
+            task = self._watches[rank] = asyncio.ensure_future(self._watch(rank))
+            task.add_done_callback(lambda _: self._watches.pop(rank))
+        try:
+            yield
+        finally:
+            self._under_way[rank] -= 1
+
+    async def _watch(self, rank: int) -> None:
+        """End a worker whose event loop does not run while calls of it are under way: code that
+        keeps Python's interpreter lock for good also keeps the worker's time limits from firing. A
+        worker that is merely busy answers `answer`, which waits for no room."""
+        limit_s = max(self.config.reset_timeout_s, self.config.step_timeout_s) + self.silent_s
+        while self._under_way[rank] and rank not in self.cluster.lost:
+            answer = asyncio.ensure_future(self.cluster.ask(rank, EnvWorker.answer))
+            # In parts: a time in which this process did not run is not the worker's.
+            for _ in range(LOOKS):
+                await asyncio.wait({answer}, timeout=limit_s / LOOKS)
+            if answer.done():
+                if answer.exception() is not None:  # it died; the calls themselves tell
+                    return
+                await asyncio.sleep(limit_s / LOOKS)
+                continue
+            logger.warning(
+                "environment %s: worker %d has answered nothing for %g s and is ended: its code "
+                "computes without letting any other code run (a regular expression, a huge number)",
+                *(self.name, rank, limit_s),
+            )
+            try:
+                await asyncio.to_thread(self.cluster.end, rank)
+            except RollError as error:
+                logger.warning("environment %s: worker %d: %s", self.name, rank, error)
+            answer.cancel()
+            return
 
     async def _living(self) -> int:
         """Return the rank of the next worker that lives; wait for one if none does.
@@ -147,7 +199,8 @@ class ClusterHosts:
     async def _end(self, rank: int, episode: str) -> None:
         """End an episode in its worker; a failure is only logged."""
         try:
-            await self._ends[rank].ask([episode])
+            with self._watched(rank):
+                await self._ends[rank].ask([episode])
         except RollError as error:
             logger.debug("environment %s: episode %s: %s", self.name, episode, error)
         finally:

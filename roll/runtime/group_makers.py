@@ -121,7 +121,6 @@ class GroupMakers:
             with_patches=None
             if self.pictures is None
             else partial(self.pictures.prompt, counted=trains),
-            reward_timeout_s=reward_timeout_s(self.config),
             **self._common(sampling, tag_sampling, samples, purpose, redundant),
         ).run
 
@@ -146,6 +145,7 @@ class GroupMakers:
             "seed": self.config.seed,
             "request_timeout_s": self.config.rollout.request_timeout_s,
             "redundant": redundant,
+            "reward_timeout_s": reward_timeout_s(self.config),
         }
 
     def _score_group(self, purpose: Purpose) -> ScoreGroup | None:

@@ -123,6 +123,9 @@ class EnvWorker(Worker):
         """End episodes; see `EnvHost.close`."""
         await asyncio.gather(*(self._host.close(episode) for episode in episodes))
 
+    async def answer(self) -> None:
+        """Return at once: the event loop, on which all time limits are, runs."""
+
     async def take_queries(self) -> list[Query]:
         """Return the searches in corpora of the run since the last call; wait a while for the
         first."""

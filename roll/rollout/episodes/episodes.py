@@ -23,7 +23,7 @@ from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import seed_of
 from roll.envs.observed import Observed
 from roll.rewards.thinking import final_text
-from roll.rollout.async_utils import first_done
+from roll.rollout.async_utils import SharedTimeout, first_done
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.episodes.record import Record, branch_points
 from roll.rollout.episodes.results import (
@@ -35,7 +35,7 @@ from roll.rollout.episodes.results import (
 )
 from roll.rollout.episodes.transcript import Transcript
 from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.single_turn import group_seed
+from roll.rollout.single_turn import REWARD_TIMEOUT_S, group_seed
 from roll.rollout.types import (
     Group,
     GroupTask,
@@ -119,13 +119,19 @@ class Episodes:
     """Name of an opponent -> engines that write its turns."""
     branching: bool = False
     """Whether episodes branch where the environment's `branching` says so."""
+    reward_timeout_s: float = REWARD_TIMEOUT_S
+    """Time limit for the rewards of the episodes of a group; see `SingleTurn.reward_timeout_s`."""
+    _reward_limit: SharedTimeout = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reward_limit", SharedTimeout(self.reward_timeout_s))
 
     async def run(self, task: GroupTask) -> Group:
         """Play and score the episodes of a task.
 
         Raises:
             EnvironmentFailedError: more episodes failed than allowed.
-            WaitTimeoutError, EngineError: see `Fleet.generate`.
+            WaitTimeoutError, EngineError: see `Fleet.generate`; or the rewards took too long.
             RewardError: a reward failed more often than allowed.
         """
         clock = asyncio.get_running_loop().time
@@ -133,19 +139,22 @@ class Episodes:
         samples = [one for played in await self._all(task) for one in played.samples]
         played_s = clock()
         # There is nothing to judge of an episode that failed: its score would be that of no text.
-        scored = iter(await self._scored(prompt.tag, [one for one in samples if not one.failed]))
+        scored = iter(await self._scored(task, [one for one in samples if not one.failed]))
         samples = [one if one.failed else next(scored) for one in samples]
         timing = GroupTiming(started_s, played_s, clock())
         return Group(prompt, tuple(samples), task.step, timing)
 
-    async def _scored(self, tag: str, samples: list[ScoredSample]) -> list[ScoredSample]:
+    async def _scored(self, task: GroupTask, samples: list[ScoredSample]) -> list[ScoredSample]:
         """Return episodes of a group with the run's rewards added; the errors are those of
         `run`."""
-        if samples and tag in self.score:
-            extra = await self.score[tag]([one.sample for one in samples])
+        what = f"the rewards of group {task.group_id}"
+        if samples and (score := self.score.get(task.prompt.tag)) is not None:
+            with self._reward_limit.naming(what):
+                extra = await score([one.sample for one in samples])
             samples = [_added(one, more) for one, more in zip(samples, extra, strict=True)]
         if samples and self.score_group is not None:
-            samples = await self.score_group(samples)
+            with self._reward_limit.naming(what):
+                samples = await self.score_group(samples)
         return samples
 
     async def _all(self, task: GroupTask) -> list[_Played]:

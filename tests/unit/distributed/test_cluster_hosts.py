@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,6 +57,52 @@ def test_a_worker_that_does_not_start_again_is_replaced_once_more(trouble: str) 
         opened = asyncio.run(asyncio.wait_for(hosts.open("e", 1, prompt("a:1")), 10))
     assert opened.text == "go"
     assert len(starts) == 3
+
+
+class Seizing(Balky):
+    """The first one blocks its event loop when an episode begins, and never ends this episode."""
+
+    async def start(self) -> None:
+        self.starts.append(self.trouble)
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        if len(self.starts) == 1:
+            time.sleep(1.0)
+            await asyncio.sleep(60)
+        return Observed(array("i", [1]), "go")
+
+
+class Busy(Balky):
+    """Answers late, each time, and goes on to run its event loop."""
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        await asyncio.sleep(1.0)
+        return Observed(array("i", [1]), "go")
+
+
+def watched(cluster: Cluster[Any]) -> ClusterHosts:
+    config = EnvironmentConfig(env="echo", reset_timeout_s=0.1, step_timeout_s=0.1)
+    return ClusterHosts("echo", config, cluster, silent_s=0.2)
+
+
+def test_a_worker_whose_event_loop_hangs_is_replaced_and_a_busy_one_is_not() -> None:
+    place = Placement(Role.ENVIRONMENT, pool="all", workers=1, replaceable=True)
+    starts: list[str] = []
+
+    async def main(hosts: ClusterHosts) -> str:
+        with pytest.raises(EnvironmentFailedError, match="its worker died"):
+            await hosts.open("e", 1, prompt("a:1"))
+        return (await hosts.open("e~1", 1, prompt("a:1"))).text
+
+    with LocalLauncher(call_timeout_s=5) as launcher:
+        hanging: Cluster[Any] = launcher.start(Seizing, place, "", starts)
+        hanging.call(EnvWorker.start)
+        assert asyncio.run(asyncio.wait_for(main(watched(hanging)), 10)) == "go"
+        assert len(starts) == 2
+        busy: Cluster[Any] = launcher.start(Busy, place, "", [])
+        opened = watched(busy).open("e", 1, prompt("a:1"))
+        assert asyncio.run(asyncio.wait_for(opened, 10)).text == "go"
+        assert not busy.lost
 
 
 class Counting(EnvWorker):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, Completion, FinishReason
-from roll.core.errors import EngineDiedError, EnvironmentFailedError
+from roll.core.errors import EngineDiedError, EnvironmentFailedError, WaitTimeoutError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.envs.observed import Observed
 from roll.rollout.assemble import assemble, reward_metrics
@@ -306,6 +306,18 @@ def test_the_rewards_of_the_run_are_added_to_those_of_the_environment() -> None:
     assert one.reward == 2.0
     assert one.by_name == {"lake": 1.5, "form": 0.5}
     assert len(one.turns) == 3
+
+
+@pytest.mark.parametrize("which", ["score", "score_group"])
+def test_rewards_that_never_end_name_the_group(which: str) -> None:
+    async def never(samples: Sequence[Any]) -> list[ScoredSample]:
+        await asyncio.sleep(60)
+        return []
+
+    late: Any = {"lake": never} if which == "score" else never
+    hosts = ScriptedHosts(three_turns)
+    with pytest.raises(WaitTimeoutError, match=r"rewards of group 5/lake:3 .* 0\.02 s"):
+        play(Writer(stops(9)), hosts, reward_timeout_s=0.02, **{which: late})
 
 
 def test_thoughts_are_hidden_from_the_environment_unless_it_may_see_them() -> None:
