@@ -29,17 +29,22 @@ from roll.runtime.reward_router import RewardRouter
 
 
 def reward_timeout_s(config: RlvrBase) -> float:
-    """Return the time limit for the rewards of one request, in seconds: well above the limits that
-    the rewards have themselves; none (infinity) if one waits for a device that training steps may
-    take, however long these are."""
-    rewards = config.rewards.values()
-    if any(
-        one.model is not None or (one.judge is not None and one.judge.by in config.cluster_judges)
-        for one in rewards
-    ):
+    """Return the time limit for the rewards of one request, in seconds; none (infinity) if one
+    waits for a device that training steps may take, however long these are."""
+    limits_s = reward_limits_s(config)
+    if len(limits_s) < len(config.rewards):
         return math.inf
-    own_s = (one.limit_s + (one.queue_timeout_s or 0.0) for one in rewards)
-    return max(REWARD_TIMEOUT_S, 2 * max(own_s, default=0.0))
+    return max(limits_s.values(), default=REWARD_TIMEOUT_S)
+
+
+def reward_limits_s(config: RlvrBase) -> dict[str, float]:
+    """Return name -> time limit of a call, in seconds, of each reward that waits for no device:
+    well above the limits that the reward has itself."""
+    return {
+        name: max(REWARD_TIMEOUT_S, 2 * (one.limit_s + (one.queue_timeout_s or 0.0)))
+        for name, one in config.rewards.items()
+        if one.model is None and (one.judge is None or one.judge.by not in config.cluster_judges)
+    }
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from roll.core.timing import BusyTime
 from roll.core.types import Sample
 from roll.distributed.cluster import Cluster
 from roll.rewards.execution.counters import Purpose, Scored
+from roll.rollout.async_utils import SharedTimeout
 from roll.rollout.rpc_batching import BatchedCalls
 from roll.rollout.types import ScoredSample
 from roll.workers.reward import RewardWorker
@@ -41,6 +42,9 @@ class RewardRouter:
     weights: Callable[[str], Mapping[str, float]] | None = None
     """Function that returns the weight of each reward for a tag; None: the `weight` of the config
     for every tag."""
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+    """Name of a reward -> time limit of a call, in seconds; a reward that is missing has none."""
+    _limits: dict[str, SharedTimeout] = field(init=False)
     _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
     """Name of a reward of samples and purpose -> endless round-robin iterator over the reward's
     workers. Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same
@@ -59,6 +63,9 @@ class RewardRouter:
 
     def __post_init__(self) -> None:
         self._busy = {name: BusyTime() for name in self.rewards}
+        self._limits = {
+            name: SharedTimeout(self.limits_s.get(name, math.inf)) for name in self.rewards
+        }
         per = {name: hosted.config.per for name, hosted in self.rewards.items()}
         self._lanes = {
             (name, purpose): cycle(_lanes(hosted, purpose))
@@ -109,6 +116,7 @@ class RewardRouter:
 
         Raises:
             RewardError: a reward failed more often than its error budget allows.
+            WaitTimeoutError: a reward took longer than its limit of `limits_s`.
             DataError: there are rewards, but none takes the tag of a sample.
         """
         names = [
@@ -129,6 +137,7 @@ class RewardRouter:
 
         Raises:
             RewardError: a reward failed more often than its error budget allows.
+            WaitTimeoutError: a reward took longer than its limit of `limits_s`.
         """
         group = [one.sample for one in samples]
         names = [
@@ -164,7 +173,7 @@ class RewardRouter:
         hosted = self.rewards[name]
         lane = next(self._lanes[name, purpose])
         wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
-        with self._timed(name, purpose):
+        with self._timed(name, purpose), self._limits[name].naming(f"reward {name!r}"):
             scored = await lane.ask([samples[i] for i in wanted])
         return dict(zip(wanted, scored, strict=True))
 
@@ -173,7 +182,7 @@ class RewardRouter:
     ) -> list[list[Scored]]:
         """Return the scores of the samples of one group by the reward `name`, as a list of one."""
         lane = next(self._group_lanes[name, purpose])
-        with self._timed(name, purpose):
+        with self._timed(name, purpose), self._limits[name].naming(f"reward {name!r}"):
             return await lane.ask([group])
 
     def _timed(self, name: str, purpose: Purpose) -> AbstractContextManager[None]:

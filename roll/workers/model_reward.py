@@ -11,6 +11,7 @@ import torch
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
+from roll.core.errors import WaitTimeoutError
 from roll.core.metrics import Metrics
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
@@ -20,6 +21,9 @@ from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.hf.score import HfScore
 from roll.strategy.training.heads import ScoreHead
 from roll.workers.reward import RewardWorker, fetched
+
+PASS_S = 600.0
+"""Longest time of the forward pass of a micro-batch, in seconds."""
 
 
 class ModelReward(RewardWorker):
@@ -32,6 +36,7 @@ class ModelReward(RewardWorker):
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
         super().__init__(spec, name, config)
         self._scorer: HfScore[Any] | None = None
+        self.pass_s = PASS_S
         self._counters = counters_of(name, config)
         self._here = asyncio.Event()
         """Event that is set while the model is on its device."""
@@ -61,6 +66,7 @@ class ModelReward(RewardWorker):
 
         Raises:
             RewardError: the share of scores that are not finite exceeds `max_error_rate`.
+            WaitTimeoutError: with the model on its device, a pass took longer than `PASS_S`.
         """
         counters = self._counters[purpose]
         budget = counters.opened()
@@ -117,7 +123,22 @@ class ModelReward(RewardWorker):
             async with self._turn:
                 if self._here.is_set():  # `offload` may have held the lock meanwhile
                     begun_s = asyncio.get_running_loop().time()
-                    return begun_s, await asyncio.to_thread(self._scores, samples)
+                    return begun_s, await self._scores_in_time(samples)
+
+    async def _scores_in_time(self, samples: list[Sample]) -> list[float]:
+        """Return the model's scores; WaitTimeoutError if no micro-batch ends within `pass_s`. The
+        time for which samples wait for the device, or for their turn, does not count."""
+        assert self._scorer is not None
+        scoring = asyncio.ensure_future(asyncio.to_thread(self._scores, samples))
+        while not scoring.done():
+            before = self._scorer.passes
+            await asyncio.wait({scoring}, timeout=self.pass_s)
+            if not scoring.done() and self._scorer.passes == before:
+                raise WaitTimeoutError(
+                    f"reward {self.ctx.name!r}: {self.spec.name} scores {len(samples)} samples, "
+                    f"and its model has done nothing for {self.pass_s:g} s; its device may hang"
+                )
+        return scoring.result()
 
     def _scores(self, samples: list[Sample]) -> list[float]:
         """Return the model's score at the last token of each sample, prompt included; ValueError

@@ -33,7 +33,7 @@ from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.types import Group, GroupFilter
 from roll.runtime.clusters import Trainers, start_model_clusters
 from roll.runtime.environments import start_environments
-from roll.runtime.group_makers import EpisodeMakers, GroupMakers
+from roll.runtime.group_makers import EpisodeMakers, GroupMakers, reward_limits_s
 from roll.runtime.inference_service import InferenceService
 from roll.runtime.pictures.maker import PictureMaker, start_pictures
 from roll.runtime.reward_router import RewardRouter
@@ -189,7 +189,8 @@ def start_generation(
     functions = start_functions(config, launcher)  # so their errors show before a model is loaded
     models = start_model_clusters(config, launcher, loop, platform, tokenizer, trains=trains)
     hosted = functions | models.reward_models
-    reward_router = RewardRouter({n: hosted[n] for n in config.rewards}, config.reward_weights)
+    rewards = {name: hosted[name] for name in config.rewards}
+    reward_router = RewardRouter(rewards, config.reward_weights, reward_limits_s(config))
     fleet = models.inference.fleet
     fleet.decode = decode = make_decode(tokenizer)
     models.judges.start(config, functions)

@@ -29,6 +29,8 @@ class HfScore(Generic[T]):
         if setup.packing:
             self._model.pack_rows()
         self._model.eval().requires_grad_(False).to(self._device)
+        self.passes = 0
+        """Number of micro-batches that were scored so far."""
         self._rank_info = RankInfo(
             setup.spec.rank, setup.spec.rank, setup.spec.world_size, is_dp_leader=True
         )
@@ -46,7 +48,12 @@ class HfScore(Generic[T]):
             entropy=entropy,
             squares=squares,
             agree=lambda passes: passes,
+            passed=self._count,
         )
+
+    def _count(self) -> None:
+        """Count one more micro-batch."""
+        self.passes += 1
 
     def output_head(self) -> OutputHead:
         return output_head(self._model.model, lambda part: part)

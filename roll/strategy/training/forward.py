@@ -125,6 +125,7 @@ def score(
     entropy: bool,
     agree: Callable[[int], int],
     squares: bool = False,
+    passed: Callable[[], None] = lambda: None,
 ) -> T:
     """Compute the terms of the tokens that `model.needed` selects, on the CPU, without gradients.
 
@@ -134,6 +135,7 @@ def score(
         max_tokens: maximum number of tokens in a micro-batch, padding and patches included.
         agree: maps this rank's number of passes to the number of passes that every rank runs.
         entropy, squares: as for `run`.
+        passed: function that is called after each micro-batch.
     """
     tower = runs_tower(model, batch, agree)
     parts = microbatch.plan_of(batch, max_tokens, packed=model.packs, border=model.border)
@@ -147,6 +149,7 @@ def score(
                 rows,
                 run(model, micro, needed_BT, device, entropy=entropy, squares=squares, tower=tower),
             )
+            passed()
         for _ in range(passes - len(parts)):
             empty_pass(model, device, tower=tower)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion, FinishReason
+from roll.core.errors import WaitTimeoutError
 from roll.core.types import Prompt, Sample
 from roll.data.datasets import Dataset, Source
 from roll.distributed.cluster import Placement
@@ -81,6 +84,26 @@ def test_each_reward_takes_turns_of_its_own() -> None:
         asyncio.run(score_alternately())
         assert [worker.groups for worker in one_workers.workers] == [2, 2]
         assert [worker.groups for worker in other_workers.workers] == [2, 2]
+
+
+class Endless(Noting):
+    async def score_samples(
+        self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[Scored]:
+        await asyncio.sleep(60)
+        return []
+
+
+def test_a_reward_that_never_answers_is_named_beside_one_that_may_wait() -> None:
+    with LocalLauncher() as launcher:
+        config = RewardConfig(worker="x:Noting", tags=("a",))
+        place = Placement(Role.REWARD, pool="all", label="hangs", replaceable=True)
+        hanging: Any = launcher.start(Endless, place, "hangs", config)
+        rewards = {"hangs": RewardCluster(config, hanging), "one": hosted(launcher, "one", "a")[0]}
+        router = RewardRouter(rewards, limits_s={"hangs": 0.05})
+        with pytest.raises(WaitTimeoutError, match=r"^reward 'hangs' did not finish within 0\.05"):
+            asyncio.run(router.score([sample("a")]))
+        hanging.end(0)
 
 
 def test_expected_tags_follow_weights_and_rows() -> None:

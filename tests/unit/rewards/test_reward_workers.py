@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,8 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import RewardError
-from roll.core.types import WorkerSpec
+from roll.core.errors import RewardError, WaitTimeoutError
+from roll.core.types import Sample, WorkerSpec
 from roll.distributed.colocation import Colocation, Resident
 from roll.rewards.contract import sample_of
 from roll.runtime.reward_router import RewardCluster
@@ -34,10 +35,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _worker(folder: Path, **settings: Any) -> ModelReward:
+def _worker(folder: Path, made: type[ModelReward] = ModelReward, **settings: Any) -> ModelReward:
     spec = WorkerSpec(Role.REWARD, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cpu", label="judge")
     config = RewardConfig.model_validate({"model": {"path": str(folder)}, **settings})
-    return ModelReward(spec, "judge", config)
+    return made(spec, "judge", config)
 
 
 def test_a_score_that_is_no_number_is_a_failure_within_a_budget(
@@ -74,6 +75,39 @@ def test_samples_wait_while_the_model_is_off_its_device(model: Path) -> None:
         assert not scoring.done()
         await worker.onload()
         [scored] = await scoring
+        assert scored.failure is None
+
+    with torch.no_grad():
+        asyncio.run(run())
+
+
+class Hanging(ModelReward):
+    """A reward whose device hangs until it is let go."""
+
+    let_go = threading.Event()
+
+    def _scores(self, samples: list[Sample]) -> list[float]:
+        assert self.let_go.wait(30)
+        return super()._scores(samples)
+
+
+def test_a_reward_model_whose_device_hangs_is_named_and_its_time_off_does_not_count(
+    model: Path,
+) -> None:
+    async def run() -> None:
+        worker = _worker(model, made=Hanging)
+        worker.pass_s = 0.2
+        await worker.start()
+        await worker.begin_step(2)
+        await worker.offload()
+        scoring = asyncio.ensure_future(worker.score_samples([sample_of("a b", answer="")]))
+        await asyncio.wait({scoring}, timeout=0.6)
+        assert not scoring.done(), "it waits for its device"
+        await worker.onload()
+        with pytest.raises(WaitTimeoutError, match=r"reward 'judge': .* nothing for 0\.2 s"):
+            await asyncio.wait_for(scoring, 10)
+        Hanging.let_go.set()
+        [scored] = await worker.score_samples([sample_of("a b", answer="")])
         assert scored.failure is None
 
     with torch.no_grad():
