@@ -85,6 +85,11 @@ class EnvironmentFailedError(RollError):
     """An environment raised, took too long, answered nonsense, or lost its worker."""
 
 
+class HostSpentError(EnvironmentFailedError):
+    """So many calls hang in the worker of an environment that no other can run there: only another
+    worker in its place helps."""
+
+
 class EngineError(RollError):
     """An inference engine failed to serve a request or a call."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.errors import EnvironmentFailedError, HostSpentError, RollError
 from roll.core.threads.bounded import BlockedLoopError, gives_up, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
@@ -263,6 +263,7 @@ class EnvHost:
 
         Raises:
             EnvironmentFailedError: the call raised an exception, or did not end in time.
+            HostSpentError: nor would any later call here.
         """
         name = f"environment {self.name!r}: {what}"
         try:
@@ -271,9 +272,11 @@ class EnvHost:
                     self._loop = LoopThread(f"env-{self.name}", cancel_timeout_s=0.2)
                 return await run_bounded(self._loop, partial(_awaited, call, name), limit_s, pauses)
             return await self._threads.run(call, limit_s, late=late, pauses=pauses)
-        except (TimeoutError, BlockedLoopError, TooManyHungError) as error:
+        except TimeoutError as error:
             why = f" ({error})" if str(error) else ""
             raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None
+        except (BlockedLoopError, TooManyHungError) as error:
+            raise HostSpentError(f"{name} did not end within {limit_s:g} s ({error})") from None
         except RollError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 from roll.config.agentic_base import AgenticBase
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import EnvironmentFailedError, RollError, WorkerLostError
+from roll.core.errors import EnvironmentFailedError, HostSpentError, RollError, WorkerLostError
 from roll.core.types import Prompt
 from roll.data.tasks import options_of
 from roll.distributed.cluster import Cluster, Launcher, Placement
@@ -54,7 +54,7 @@ class ClusterHosts:
     """Rank of the worker of each running episode."""
     _ends: list[BatchedCalls[str, None]] = field(init=False)
     _restarts: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _restarted: dict[int, int] = field(default_factory=dict, init=False)
+    _restarted: Counter[int] = field(default_factory=Counter, init=False)
     _background: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _under_way: Counter[int] = field(default_factory=Counter, init=False)
     """Number of calls of each worker that are under way."""
@@ -111,6 +111,10 @@ class ClusterHosts:
         try:
             with self._watched(rank):
                 return await answer
+        except HostSpentError:
+            logger.warning("environment %s: worker %d: too many calls hang there", self.name, rank)
+            self._replace(rank, lives=True)
+            raise
         except WorkerLostError as error:
             self._replace(rank)
             raise EnvironmentFailedError(
@@ -168,12 +172,16 @@ class ClusterHosts:
                 self._replace(rank)
             await asyncio.wait(self._restarts.values(), return_when=asyncio.FIRST_COMPLETED)
 
-    def _replace(self, rank: int) -> None:
+    def _replace(self, rank: int, *, lives: bool = False) -> None:
         """Start another worker in place of a lost one, unless that is under way;
-        EnvironmentFailedError after `MAX_RESTARTS`."""
-        if rank in self._restarts or rank not in self.cluster.lost:
+        EnvironmentFailedError after `MAX_RESTARTS`.
+
+        Args:
+            lives: replace it even if it lives. Its other calls then fail as after its death.
+        """
+        if rank in self._restarts or not (lives or rank in self.cluster.lost):
             return
-        self._restarted[rank] = self._restarted.get(rank, 0) + 1
+        self._restarted[rank] += 1
         if self._restarted[rank] > MAX_RESTARTS:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: worker {rank} died {MAX_RESTARTS + 1} times"
@@ -185,7 +193,7 @@ class ClusterHosts:
     async def _restart(self, rank: int) -> None:
         """Start another worker of this rank and its environments. A failure is only logged, and the
         worker then counts as dead: without `start` it has no environments."""
-        logger.warning("environment %s: worker %d died and is replaced", self.name, rank)
+        logger.warning("environment %s: worker %d is replaced", self.name, rank)
         try:
             await asyncio.to_thread(self.cluster.restart, rank)
             async with asyncio.timeout(self.cluster.call_timeout_s):

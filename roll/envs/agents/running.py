@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.core.errors import EnvironmentFailedError
+from roll.core.errors import HostSpentError
 from roll.core.threads.bounded import BlockedLoopError, expect_life
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_HUNG_THREADS = 256
 """Number of plain agents that may hang by default."""
 MAX_BLOCKED_LOOPS = 32
-"""Number of blocked event loops from which on a blocked one gets no successor."""
+"""The same number of blocked event loops."""
 TURN_S = 2.0
 """Longest wait for a turn on an event loop that may be blocked, in seconds."""
 CLOSE_S = 1.0
@@ -56,6 +56,8 @@ class AgentRunner:
     """Function of the user that runs an agent and returns the reward."""
     max_hung: int = MAX_HUNG_THREADS
     """Number of plain agents that may hang; once this many hang, no other begins."""
+    max_blocked: int = MAX_BLOCKED_LOOPS
+    """Number of blocked event loops from which on a blocked one gets no successor."""
     _threads: DaemonThreads = field(init=False)
     _loops: list[LoopThread] = field(default_factory=list, init=False)
     """Event loops; the last one is for agents that begin."""
@@ -95,13 +97,21 @@ class AgentRunner:
 
         Args:
             limit_s: time limit that the agent exceeded, in seconds; the wait here is no longer.
+
+        Raises:
+            HostSpentError: too many event loops are blocked.
         """
         if run.loop is None:
             return ""
         try:
             await expect_life(run.loop, min(limit_s, TURN_S))
         except BlockedLoopError as error:
-            if run.loop is self._loops[-1] and len(self._loops) <= MAX_BLOCKED_LOOPS:
+            if run.loop is self._loops[-1]:
+                if len(self._loops) > self.max_blocked:
+                    raise HostSpentError(
+                        f"environment {self.name!r}: agents block {len(self._loops)} event loops, "
+                        f"so that no other can begin: {error}"
+                    ) from None
                 self._begin_loop()
             return (
                 f"; it, or another agent on its event loop, is `async` but blocks: {error}. Await "
@@ -125,13 +135,13 @@ class AgentRunner:
         """Run an agent that is a plain function.
 
         Raises:
-            EnvironmentFailedError: too many agents hang.
+            HostSpentError: too many agents hang.
         """
         try:
             # The host has the time limits, and cancels; the thread of an agent that hangs stays.
             return await self._threads.run(lambda: self.function(task), None, count_cancelled=True)
         except TooManyHungError as error:
-            raise EnvironmentFailedError(
+            raise HostSpentError(
                 f"environment {self.name!r}: no agent can begin: {error} and hold a thread each, "
                 "which nothing can kill; give what they wait for a time limit"
             ) from None

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.core.errors import ConfigError, HostSpentError
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.envs.tools.api import Tool, ToolError
 
@@ -72,7 +72,7 @@ def tool_of(function: Callable[..., Any], *, name: str = "", ends: bool = False)
             # The caller has the time limit, and cancels; the thread of a call that hangs stays.
             return await _threads.run(partial(function, **values), None, count_cancelled=True)
         except TooManyHungError as error:
-            raise EnvironmentFailedError(
+            raise HostSpentError(
                 f"tool {called!r} cannot run: {error} and hold a thread each, which nothing can "
                 "kill; give what they wait for a time limit below `limits.call_s`"
             ) from None

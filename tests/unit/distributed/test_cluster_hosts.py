@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from array import array
 from collections.abc import Mapping
@@ -15,12 +16,17 @@ from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.roles import Role
 from roll.core.errors import EnvironmentFailedError
 from roll.core.types import WorkerSpec
+from roll.data.chat.turns import Turns
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
+from roll.envs.api import Action
+from roll.envs.host import MAX_HUNG_THREADS, EnvHost
 from roll.envs.observed import Observed
 from roll.runtime.environments import ClusterHosts
 from roll.workers.environment import EnvWorker
 from tests.fakes import prompt
+from tests.tiny import char_tokenizer
+from tests.unit.data.test_chat_templates import settings_of
 
 
 class Balky(EnvWorker):
@@ -103,6 +109,54 @@ def test_a_worker_whose_event_loop_hangs_is_replaced_and_a_busy_one_is_not() -> 
         opened = watched(busy).open("e", 1, prompt("a:1"))
         assert asyncio.run(asyncio.wait_for(opened, 10)).text == "go"
         assert not busy.lost
+
+
+class Hung(EnvWorker):
+    """Hosts an environment whose `reset` hangs in the first worker, until it is let go."""
+
+    def __init__(self, spec: WorkerSpec, starts: list[int], let_go: threading.Event) -> None:
+        super(EnvWorker, self).__init__(spec)
+        self._guard, self.starts, self.let_go = None, starts, let_go
+
+    async def start(self) -> None:
+        self.starts.append(len(self.starts))
+        hangs, let_go = len(self.starts) == 1, self.let_go
+
+        class Waits:
+            def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+                assert not hangs or let_go.wait(30)
+                return "go", {}
+
+            def step(self, action: Action) -> Any: ...
+
+            def close(self) -> None: ...
+
+        config = EnvironmentConfig(env="x", reset_timeout_s=0.1)
+        self.host = EnvHost(
+            "lake", config, Waits, Turns(char_tokenizer(), settings_of(), frozenset({1}))
+        )
+
+
+def test_a_worker_in_which_too_many_calls_hang_is_replaced() -> None:
+    place = Placement(Role.ENVIRONMENT, pool="all", workers=1, replaceable=True)
+    starts: list[int] = []
+    let_go = threading.Event()
+
+    async def main(hosts: ClusterHosts) -> str:
+        for number in range(MAX_HUNG_THREADS + 1):
+            with pytest.raises(EnvironmentFailedError, match=r"did not end within 0\.1 s"):
+                await hosts.open(f"e{number}", 1, prompt("a:1"))
+        return (await hosts.open("e", 1, prompt("a:1"))).text
+
+    try:
+        with LocalLauncher(call_timeout_s=5) as launcher:
+            cluster: Cluster[Any] = launcher.start(Hung, place, starts, let_go)
+            cluster.call(EnvWorker.start)
+            hosts = ClusterHosts("lake", EnvironmentConfig(env="x"), cluster)
+            assert "go" in asyncio.run(asyncio.wait_for(main(hosts), 30))
+            assert len(starts) == 2
+    finally:
+        let_go.set()
 
 
 class Counting(EnvWorker):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.core.errors import ConfigError, EnvironmentFailedError, HostSpentError
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.host import EnvHost
@@ -228,7 +228,7 @@ def test_an_async_environment_that_blocks_its_loop_is_told_from_one_that_waits()
         async def step(self, action: str) -> Any:
             time.sleep(1.5)
 
-    with pytest.raises(EnvironmentFailedError, match="no other coroutine had a turn"):
+    with pytest.raises(HostSpentError, match="no other coroutine had a turn"):
         played(whole, Blocking(), step_timeout_s=0.2)
 
 

@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import EnvironmentFailedError
+from roll.core.errors import EnvironmentFailedError, HostSpentError
 from roll.data.chat.turns import Turns
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.host import AgentHost
@@ -156,8 +156,31 @@ def test_plain_agents_that_hang_keep_others_from_beginning_once_there_are_too_ma
             await asyncio.sleep(0.05)
             run.ended.cancel()
             await asyncio.wait([run.ended])
-        with pytest.raises(EnvironmentFailedError, match="no agent can begin: 2 calls have not"):
+        with pytest.raises(HostSpentError, match="no agent can begin: 2 calls have not"):
             await runner.begin(TASK, lambda: True).ended
+        await runner.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        let_go.set()
+
+
+def test_event_loops_of_agents_are_blocked_until_there_are_too_many() -> None:
+    let_go = threading.Event()
+
+    async def agent(task: AgentTask) -> float:
+        return float(let_go.wait(15))
+
+    async def main() -> None:
+        runner = AgentRunner("helper", agent, max_blocked=1)
+        first = runner.begin(TASK, lambda: True)
+        assert "`async` but blocks" in await runner.why_late(first, 0.1)
+        second = runner.begin(TASK, lambda: True)
+        with pytest.raises(HostSpentError, match="agents block 2 event loops"):
+            await runner.why_late(second, 0.1)
+        let_go.set()
+        assert await first.ended == await second.ended == 1.0
         await runner.close()
 
     try:

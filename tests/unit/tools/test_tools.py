@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.core.errors import ConfigError, EnvironmentFailedError, HostSpentError
 from roll.envs.tools.api import Tool, ToolError
 from roll.envs.tools.arguments import typed_arguments
 from roll.envs.tools.built_in.calculator import calculator
@@ -171,7 +171,7 @@ def test_a_plain_tool_that_hangs_again_and_again_is_a_fault_of_the_machinery() -
     try:
         results = asyncio.run(run_calls([Call("hang", {})] * MAX_HUNG_THREADS, tools, 0.5))
         assert all("longer than 0.5 s" in each.text for each in results)
-        with pytest.raises(EnvironmentFailedError, match=r"'hang' cannot run: 32 calls have not"):
+        with pytest.raises(HostSpentError, match=r"'hang' cannot run: 32 calls have not"):
             asyncio.run(run_calls([Call("hang", {})], tools, 0.5))
     finally:
         let_go.set()
