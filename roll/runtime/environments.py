@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 100
 """Largest number of restarts of one worker in a run: an environment that kills its worker each
-time is broken."""
+time is broken. A worker that was sound before does not count."""
+SOUND_CALLS = 100
+"""Number of answers after which a worker counts as sound."""
 SILENT_S = 300.0
 """Time beyond the limit of one call in which a worker must answer anything, in seconds."""
 LOOKS = 10
@@ -55,6 +57,9 @@ class ClusterHosts:
     _ends: list[BatchedCalls[str, None]] = field(init=False)
     _restarts: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _restarted: Counter[int] = field(default_factory=Counter, init=False)
+    """Number of restarts of each worker that count for `MAX_RESTARTS`."""
+    _answered: Counter[int] = field(default_factory=Counter, init=False)
+    """Number of answers of each worker since its start."""
     _background: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _under_way: Counter[int] = field(default_factory=Counter, init=False)
     """Number of calls of each worker that are under way."""
@@ -110,7 +115,9 @@ class ClusterHosts:
         """
         try:
             with self._watched(rank):
-                return await answer
+                observed = await answer
+            self._answered[rank] += 1
+            return observed
         except HostSpentError:
             logger.warning("environment %s: worker %d: too many calls hang there", self.name, rank)
             self._replace(rank, lives=True)
@@ -181,10 +188,11 @@ class ClusterHosts:
         """
         if rank in self._restarts or not (lives or rank in self.cluster.lost):
             return
-        self._restarted[rank] += 1
+        self._restarted[rank] += self._answered.pop(rank, 0) < SOUND_CALLS
         if self._restarted[rank] > MAX_RESTARTS:
             raise EnvironmentFailedError(
-                f"environment {self.name!r}: worker {rank} died {MAX_RESTARTS + 1} times"
+                f"environment {self.name!r}: worker {rank} died {MAX_RESTARTS + 1} times "
+                f"before it had given {SOUND_CALLS} answers"
             )
         task = asyncio.ensure_future(self._restart(rank))
         self._restarts[rank] = task

@@ -22,7 +22,7 @@ from roll.distributed.local import LocalLauncher
 from roll.envs.api import Action
 from roll.envs.host import MAX_HUNG_THREADS, EnvHost
 from roll.envs.observed import Observed
-from roll.runtime.environments import ClusterHosts
+from roll.runtime.environments import MAX_RESTARTS, SOUND_CALLS, ClusterHosts
 from roll.workers.environment import EnvWorker
 from tests.fakes import prompt
 from tests.tiny import char_tokenizer
@@ -86,6 +86,15 @@ class Busy(Balky):
         return Observed(array("i", [1]), "go")
 
 
+class Sound(Balky):
+    """Answers at once."""
+
+    async def start(self) -> None: ...
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        return Observed(array("i", [1]), "go")
+
+
 def watched(cluster: Cluster[Any]) -> ClusterHosts:
     config = EnvironmentConfig(env="echo", reset_timeout_s=0.1, step_timeout_s=0.1)
     return ClusterHosts("echo", config, cluster, silent_s=0.2)
@@ -109,6 +118,27 @@ def test_a_worker_whose_event_loop_hangs_is_replaced_and_a_busy_one_is_not() -> 
         opened = watched(busy).open("e", 1, prompt("a:1"))
         assert asyncio.run(asyncio.wait_for(opened, 10)).text == "go"
         assert not busy.lost
+
+
+@pytest.mark.parametrize("answers", [0, SOUND_CALLS])
+def test_only_workers_that_were_never_sound_use_up_their_restarts(answers: int) -> None:
+    place = Placement(Role.ENVIRONMENT, pool="all", workers=1, replaceable=True)
+
+    async def main(cluster: Cluster[Any]) -> None:
+        hosts = ClusterHosts("echo", EnvironmentConfig(env="echo"), cluster)
+        for _ in range(MAX_RESTARTS + 1):
+            for number in range(answers):
+                await hosts.open(f"e{number}", 0, prompt("a:1"))
+            await asyncio.to_thread(cluster.end, 0)
+            await hosts._living()
+
+    with LocalLauncher(call_timeout_s=5) as launcher:
+        cluster: Cluster[Any] = launcher.start(Sound, place, "", [])
+        if answers:
+            asyncio.run(main(cluster))
+        else:
+            with pytest.raises(EnvironmentFailedError, match="died 101 times before it had given"):
+                asyncio.run(main(cluster))
 
 
 class Hung(EnvWorker):
