@@ -303,8 +303,10 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         write: function that fills the folder whose path it gets. If it raises, `final` stays as it
-            was, and the temporary folder is removed.
+            was, and the temporary folder is removed. After a kill `final` is whole, or
+            `restore_folder` makes it so.
     """
+    restore_folder(final)
     aside = final.with_name(f".writing_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -314,7 +316,26 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    old = _old(final)
     if final.exists():
-        shutil.rmtree(final)
+        final.rename(old)
     aside.rename(final)
     _sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_folder(final: Path) -> None:
+    """Clean up after a kill in `write_folder`: give a folder its name back that was to be replaced
+    but has no replacement, or delete it if it has one."""
+    old = _old(final)
+    if not old.is_dir():
+        return
+    if final.exists():
+        shutil.rmtree(old)
+    else:
+        old.rename(final)
+
+
+def _old(final: Path) -> Path:
+    """Return the name of a folder while another one takes its place."""
+    return final.with_name(f".old_{final.name}")

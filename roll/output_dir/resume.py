@@ -15,7 +15,7 @@ from typing import Any
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError, ConfigError, SettingsChangedError
-from roll.output_dir.checkpoints import STATE, Checkpoints, RunState, load_state
+from roll.output_dir.checkpoints import STATE, Checkpoints, RunState, load_state, restore_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.patience import Patience
 from roll.output_dir.summary import read_summary, write_summary
@@ -56,12 +56,14 @@ class Start:
 
 def find_start(config: RunConfig) -> Start:
     """Return the point where the run begins, according to `resume` and the output folder. Unless
-    `resume` is never, `Checkpoints.tidy` changes the folder first.
+    `resume` is never, `Checkpoints.tidy` changes the folder first; an export that a kill has left
+    without its name gets it back.
 
     Raises:
         CheckpointError: `resume` names no complete checkpoint, or one of another version's format.
     """
     folder = Path(config.output_dir)
+    restore_folder(folder / "hf")
     checkpoint = Checkpoints(folder / "checkpoints", config.checkpoint).find(config.resume)
     if checkpoint is None:
         return Start(None, None, recorded=True, exported=False)

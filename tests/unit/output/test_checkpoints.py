@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,50 @@ def test_a_checkpoint_without_its_validation_is_neither_complete_nor_ranked(
     with writing(folder, RunState(step=2, sampler={})):
         pass
     assert finished_summary(config) is not None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from roll.output_dir.checkpoints import restore_folder, write_folder
+
+lines = 0
+
+def killing(wanted):
+    def trace(frame, event, arg):
+        global lines
+        if frame.f_code.co_name != "write_folder":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == wanted:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    return trace
+
+for wanted in range(1, 100):
+    final = Path(sys.argv[1]) / str(wanted) / "hf"
+    final.mkdir(parents=True)
+    (final / "weights").write_text("old")
+    child = os.fork()
+    if not child:
+        sys.settrace(killing(wanted))
+        write_folder(final, lambda path: (path / "weights").write_text("new"))
+        os._exit(0)
+    ended = os.waitpid(child, 0)[1]
+    restore_folder(final)
+    print((final / "weights").read_text())
+    if ended == 0:
+        break
+"""
+
+
+def test_a_kill_at_any_line_leaves_a_folder_that_is_whole(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    found = ended.stdout.split()
+    assert len(found) > 10
+    assert found == sorted(found, reverse=True)
+    assert set(found) == {"old", "new"}
+    assert not list(tmp_path.glob("*/.old_hf"))
