@@ -8,8 +8,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from roll.core.errors import DataError, WaitTimeoutError
@@ -21,12 +22,17 @@ LOOKS_S = 0.2
 
 
 @contextmanager
-def sole_maker(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def sole_maker(
+    folder: Path,
+    patience_s: float = PATIENCE_S,
+    flock: Callable[[int, int], None] = fcntl.flock,
+) -> Iterator[None]:
     """Hold the lock of the rows in `folder`; other runs wait, and then find the rows made. The
     lock of a process that was killed is free.
 
     Args:
         patience_s: time limit for a wait in which the files of the other run do not grow.
+        flock: function that locks an open file, as `fcntl.flock` does.
 
     Raises:
         DataError: the folder cannot be written.
@@ -38,21 +44,22 @@ def sole_maker(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
     except OSError as error:
         raise no_place(folder.parent, error) from error
     try:
-        _wait_for(handle, folder, patience_s)
-        for left in folder.parent.glob(f"{folder.name}.*.part"):  # of a maker that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        if _wait_for(partial(flock, handle), folder, patience_s):
+            for left in folder.parent.glob(f"{folder.name}.*.part"):  # of a maker that was killed
+                shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
         os.close(handle)
 
 
-def _wait_for(handle: int, folder: Path, patience_s: float) -> None:
-    """Wait for the lock; see `sole_maker`. Where the file system has no locks, go on without."""
+def _wait_for(lock: Callable[[int], None], folder: Path, patience_s: float) -> bool:
+    """Wait for the lock; see `sole_maker`. Return whether it is held: where the file system has no
+    locks, go on without, and other makers may be at work."""
     before, deadline = -1, time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
             found = _size_of_parts(folder)
             if found != before:
@@ -66,7 +73,7 @@ def _wait_for(handle: int, folder: Path, patience_s: float) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            return
+            return False
 
 
 def _size_of_parts(folder: Path) -> int:

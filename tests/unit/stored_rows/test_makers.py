@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -166,3 +167,15 @@ def test_a_maker_that_gets_on_is_waited_for(held: Path) -> None:
         raise AssertionError("it has the lock")
     growing.join()
     assert time.monotonic() - begun > 3.5
+
+
+def test_the_folder_of_another_maker_stays_where_there_are_no_locks(tmp_path: Path) -> None:
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    part = tmp_path / "key.1.part"
+    part.mkdir()
+    with sole_maker(tmp_path / "key", flock=no_locks):
+        assert part.is_dir()
+    with sole_maker(tmp_path / "key"):
+        assert not part.exists(), "with the lock, its maker was killed"
