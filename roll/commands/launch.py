@@ -28,7 +28,7 @@ from roll.models.fetch import fetch
 from roll.output_dir.resume import check_optimizer, finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
 from roll.output_dir.trackers import check_trackers
-from roll.output_dir.upload import check_urls, copy_newest, fetched, is_url
+from roll.output_dir.upload import check_urls, copy_missing, fetched, is_url
 from roll.pipeline.agentic import AgenticPipeline
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
@@ -88,7 +88,7 @@ def launch(
         summary = finished_summary(placed)
         if summary is not None:
             refuse_other_settings(placed)
-            copy_newest(placed)
+            copy_missing(placed)
         else:
             _refuse_to_end_before_it_begins(config)
             check_optimizer(placed)

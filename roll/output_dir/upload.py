@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import queue
 import shutil
 import threading
 import time
@@ -18,13 +17,15 @@ from typing import Any
 
 from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError, ConfigError
-from roll.output_dir.checkpoints import STATE, Checkpoints, write_folder
+from roll.output_dir.checkpoints import STATE, Checkpoints, restore_folder, write_folder
 
 logger = logging.getLogger(__name__)
 
 PAUSES_S = (2.0, 15.0, 60.0)
 """Time before each further attempt to copy a file, in seconds."""
 LOOK_S = 0.2
+MAX_HELD = 8
+"""Number of checkpoints that are kept for their copies; the oldest that waits gives way."""
 
 
 def is_url(name: str) -> bool:
@@ -64,11 +65,13 @@ class Uploads:
         self._url = url.rstrip("/")
         self._limit_s = limit_s
         self._pauses_s = pauses_s
-        self._waiting: queue.SimpleQueue[tuple[Path, bool]] = queue.SimpleQueue()
-        self._held: list[Path] = []
-        """Checkpoints that are not copied yet, oldest first."""
-        self._lock = threading.Lock()
-        self._moved_s = time.monotonic()
+        self._held: list[tuple[Path, bool]] = []
+        """Checkpoints that are not copied yet, oldest first, each with whether it replaces a copy
+        of its name. The first one is under way."""
+        self._changed = threading.Condition()
+        """Lock of `_held`, told of each checkpoint that is added."""
+        self._moved_s = self._told_s = time.monotonic()
+        """Times of the last progress, and of the last warning that there is none."""
         self._failed: dict[str, str] = {}
         """Checkpoints that were given up, by name, with the reason."""
         # A daemon, so that a network that hangs does not keep the process alive.
@@ -77,18 +80,41 @@ class Uploads:
     @property
     def held(self) -> frozenset[Path]:
         """Checkpoints that must not be deleted yet."""
-        with self._lock:
-            return frozenset(self._held)
+        with self._changed:
+            return frozenset(checkpoint for checkpoint, _ in self._held)
 
     def add(self, checkpoint: Path, *, replace: bool = True) -> None:
-        """Have a complete checkpoint copied.
+        """Have a complete checkpoint copied. If too many wait, the oldest of them is given up: none
+        of those that wait may be deleted, and the disk would fill.
 
         Args:
-            replace: copy it even if a complete copy of this name is there.
+            replace: copy it even if a copy of it is there. Else it is of an earlier session, and
+                none is given up for it.
         """
-        with self._lock:
-            self._held.append(checkpoint)
-        self._waiting.put((checkpoint, replace))
+        with self._changed:
+            if not self._held:
+                self._moved_s = self._told_s = time.monotonic()
+            self._held.append((checkpoint, replace))
+            self._changed.notify()
+            if not replace or len(self._held) <= MAX_HELD:
+                return
+            given_up, _ = self._held.pop(1)
+        self._failed[given_up.name] = f"it was given up, as {MAX_HELD} later ones waited"
+        logger.warning(
+            "%s is not copied to %s: more than %d checkpoints wait for their copies, which are too "
+            "slow; raise checkpoint.every",
+            *(given_up, self._url, MAX_HELD),
+        )
+
+    def look(self) -> None:
+        """Warn if a copy has made no progress for the time limit of a file, or that long again."""
+        now_s = time.monotonic()
+        if self.held and now_s - max(self._moved_s, self._told_s) > self._limit_s:
+            self._told_s = now_s
+            logger.warning(
+                "the copy of checkpoints to %s has made no progress for %.0f s; %d wait for it",
+                *(self._url, now_s - self._moved_s, len(self.held)),
+            )
 
     def wait(self) -> None:
         """Wait until all copies are made or given up; warn which ones are missing."""
@@ -105,21 +131,23 @@ class Uploads:
     def _work(self) -> None:
         """Copy one checkpoint after the other, for ever."""
         while True:
-            checkpoint, replace = self._waiting.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._held)
+                checkpoint, replace = self._held[0]
             try:
                 self._copy(checkpoint, replace=replace)
                 self._failed.pop(checkpoint.name, None)
             except Exception as error:  # noqa: BLE001 - the run goes on without the copy
                 self._failed[checkpoint.name] = str(error)
                 logger.warning("%s is not copied: %s", checkpoint, error)
-            with self._lock:
-                self._held.remove(checkpoint)
+            with self._changed:
+                self._held.pop(0)
 
     def _copy(self, checkpoint: Path, *, replace: bool) -> None:
         """Copy a checkpoint, its state last; CheckpointError if a file could not be copied."""
         target = f"{self._url}/{checkpoint.name}"
         mark = f"{target}/{STATE}"
-        if not replace and self._tried(mark, _exists):
+        if not replace and self._tried(mark, partial(_is_there, checkpoint / STATE)):
             return
         self._tried(mark, _remove)
         files = [path for path in checkpoint.rglob("*") if path.is_file()]
@@ -144,19 +172,21 @@ class Uploads:
         raise AssertionError("the last attempt returns or raises")
 
 
-def copy_newest(config: RunConfig) -> None:
-    """Copy the newest checkpoint of a run to `checkpoint.upload`, unless a complete copy is there:
-    the session that wrote it may have been killed. Return when it is copied or given up."""
+def copy_missing(config: RunConfig) -> None:
+    """Copy the checkpoints of a run to `checkpoint.upload` of which no copy is there: the session
+    that wrote them may have been killed. Return when they are copied or given up."""
     url = config.checkpoint.upload
     complete = Checkpoints(Path(config.output_dir) / "checkpoints", config.checkpoint).complete()
     if url is not None and complete:
         uploads = Uploads(url, limit_s=config.cluster.call_timeout_s)
-        uploads.add(complete[-1][1], replace=False)
+        for _, checkpoint in complete:
+            uploads.add(checkpoint, replace=False)
         uploads.wait()
 
 
-def _exists(fs: Any, path: str) -> bool:
-    return bool(fs.exists(path))
+def _is_there(file: Path, fs: Any, path: str) -> bool:
+    """Return whether a file has a copy with the same content."""
+    return bool(fs.exists(path)) and fs.cat_file(path) == file.read_bytes()
 
 
 def _remove(fs: Any, path: str) -> None:
@@ -186,6 +216,7 @@ def fetched(url: str, output_dir: Path) -> Path:
     url = url.rstrip("/")
     short = hashlib.sha256(url.encode()).hexdigest()[:8]
     folder = output_dir / "fetched" / f"{url.rpartition('/')[2]}-{short}"
+    restore_folder(folder)
     if (folder / STATE).is_file():
         return folder
 

@@ -101,7 +101,10 @@ class Saves:
             self._uploads.add(draft.final)
 
     def check(self) -> None:
-        """Raise the error of a write that has failed or stopped growing, once; see `save`."""
+        """Raise the error of a write that has failed or stopped growing, once; see `save`. Warn of
+        a copy to `checkpoint.upload` that makes no progress."""
+        if self._uploads is not None:
+            self._uploads.look()
         write, self._write = self._write, None
         if write is not None and not write.look():
             self._write = write
@@ -113,9 +116,9 @@ class Saves:
             self.check()
 
     def __enter__(self) -> Saves:
-        complete = self._checkpoints.complete()
-        if self._uploads is not None and complete:  # an earlier session may have been killed
-            self._uploads.add(complete[-1][1], replace=False)
+        if self._uploads is not None:  # an earlier session may have been killed
+            for _, checkpoint in self._checkpoints.complete():
+                self._uploads.add(checkpoint, replace=False)
         return self
 
     def __exit__(

@@ -4,6 +4,8 @@ end a run. The file systems are those of fsspec, and one that fails as often as 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +17,7 @@ from roll.config import load_config
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError, ConfigError
 from roll.output_dir.checkpoints import Checkpoints, RunState
-from roll.output_dir.upload import Uploads, check_urls, fetched
+from roll.output_dir.upload import MAX_HELD, Uploads, check_urls, fetched
 from roll.pipeline.outputs.saves import Saves
 from tests.runs import write_task
 from tests.unit.runtime.written_checkpoints import writing
@@ -101,6 +103,63 @@ def test_checkpoints_stay_until_they_are_copied_and_a_later_session_makes_up_for
     checkpoints.held = lambda: frozenset({checkpoints.folder / "step_000001"})
     write(checkpoints, 2)
     assert [step for step, _ in checkpoints.complete()] == [1, 2]
+
+
+def test_a_later_session_copies_all_that_were_not_copied_and_no_other(tmp_path: Path) -> None:
+    url = f"flaky://{tmp_path}/there"
+    checkpoints = Checkpoints(tmp_path / "all", CheckpointConfig(keep_last=3, upload=url))
+    folders = [write(checkpoints, step) for step in (1, 2, 3)]
+    uploads = Uploads(url, limit_s=60)
+    uploads.add(folders[1])
+    uploads.wait()
+    Flaky.copied = []
+    with Saves(checkpoints, limit_s=60):
+        pass
+    states = [path for path in Flaky.copied if path.endswith("state.json")]
+    assert [Path(path).parent.name for path in states] == ["step_000001", "step_000003"]
+    (tmp_path / "there/step_000002/state.json").write_text("{}")  # of a run that went back
+    with Saves(checkpoints, limit_s=60):
+        pass
+    assert contents(tmp_path / "there/step_000002") == contents(folders[1])
+
+
+class Stuck(LocalFileSystem):
+    """Local files; a copy waits until it is let go."""
+
+    protocol = "stuck"
+    let_go: ClassVar[threading.Event] = threading.Event()
+
+    def put_file(self, local: str, path: str, **options: Any) -> None:
+        assert Stuck.let_go.wait(30)
+        super().put_file(local, path, **options)
+
+
+fsspec.register_implementation("stuck", Stuck, clobber=True)
+
+
+def test_a_copy_without_progress_is_told_and_holds_few_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"stuck://{tmp_path}/there"
+    checkpoints = Checkpoints(tmp_path / "all", CheckpointConfig(keep_last=MAX_HELD + 2))
+    folders = [write(checkpoints, step) for step in range(1, MAX_HELD + 3)]
+    uploads = Uploads(url, limit_s=1.0)
+    for folder in folders[:-1]:
+        uploads.add(folder)
+    assert uploads.held == {folders[0], *folders[2:-1]}
+    uploads.look()
+    assert "no progress" not in caplog.text
+    time.sleep(1.2)
+    uploads.look()
+    uploads.look()
+    assert caplog.text.count(f"copy of checkpoints to {url} has made no progress for") == 1
+    Stuck.let_go.set()
+    uploads.add(folders[-1])
+    uploads.wait()
+    there = {path.name for path in (tmp_path / "there").iterdir()}
+    assert folders[1].name not in there
+    assert folders[-1].name in there
+    assert f"step_000002 is not at {url}: it was given up" in caplog.text
 
 
 def test_a_scheme_that_fsspec_does_not_know_is_refused(tmp_path: Path) -> None:
