@@ -205,7 +205,8 @@ def _put(file: Path, fs: Any, path: str) -> None:
 
 
 def fetched(url: str, output_dir: Path) -> Path:
-    """Copy a complete checkpoint from a URL into `<output_dir>/fetched`, unless it is there.
+    """Copy a complete checkpoint from a URL into `<output_dir>/fetched`, unless it is there: a copy
+    of what the URL holds now, or of what it held when it could be reached.
 
     Returns:
         The folder of the copy.
@@ -217,7 +218,7 @@ def fetched(url: str, output_dir: Path) -> Path:
     short = hashlib.sha256(url.encode()).hexdigest()[:8]
     folder = output_dir / "fetched" / f"{url.rpartition('/')[2]}-{short}"
     restore_folder(folder)
-    if (folder / STATE).is_file():
+    if (folder / STATE).is_file() and _is_current(folder, url):
         return folder
 
     def write(aside: Path) -> None:
@@ -243,6 +244,24 @@ def fetched(url: str, output_dir: Path) -> Path:
             f"resume: {url} cannot be copied: {type(error).__name__}: {error}"
         ) from error
     return folder
+
+
+def _is_current(folder: Path, url: str) -> bool:
+    """Return whether a copy is that of the checkpoint at a URL. A warning tells if the URL cannot
+    be read."""
+    try:
+        fs, root = _file_system(url)
+        there = fs.cat_file(f"{root}/{STATE}")
+    except Exception as error:  # noqa: BLE001 - what fsspec's file systems raise is not known
+        logger.warning(
+            "%s cannot be read (%s: %s); going on from the copy of before, %s",
+            *(url, type(error).__name__, error, folder),
+        )
+        return True
+    if there == (folder / STATE).read_bytes():
+        return True
+    logger.warning("%s holds another checkpoint than before, and is copied anew", url)
+    return False
 
 
 def _file_system(url: str) -> tuple[Any, str]:

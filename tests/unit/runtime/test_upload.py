@@ -4,6 +4,7 @@ end a run. The file systems are those of fsspec, and one that fails as often as 
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -160,6 +161,24 @@ def test_a_copy_without_progress_is_told_and_holds_few_checkpoints(
     assert folders[1].name not in there
     assert folders[-1].name in there
     assert f"step_000002 is not at {url}: it was given up" in caplog.text
+
+
+def test_another_checkpoint_at_the_same_url_is_copied_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "all", CheckpointConfig())
+    url, there = f"file://{tmp_path}/there", tmp_path / "there"
+    write(checkpoints, 1).rename(there)
+    first = contents(fetched(url, tmp_path / "run"))
+    shutil.rmtree(there)
+    assert contents(fetched(url, tmp_path / "run")) == first
+    assert "cannot be read (FileNotFoundError" in caplog.text
+    write(checkpoints, 2).rename(there)
+    second = contents(fetched(url, tmp_path / "run"))
+    assert second == contents(there) != first
+    before = len(caplog.records)
+    assert contents(fetched(url, tmp_path / "run")) == second
+    assert len(caplog.records) == before
 
 
 def test_a_scheme_that_fsspec_does_not_know_is_refused(tmp_path: Path) -> None:
