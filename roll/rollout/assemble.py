@@ -85,6 +85,7 @@ def assemble(
 
 def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics:
     """Return metrics on the rewards, lengths and staleness of the groups that are trained on.
+    Episodes that failed have no length.
 
     Args:
         groups: groups of the step, at least one.
@@ -92,18 +93,17 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
             minus the version that generated the token.
     """
     rows = [scored for group in groups for scored in group.samples]
-    samples = [scored.sample for scored in rows]
-    response_tokens = list(map(_response_tokens, rows))
+    whole = _whole(rows)
     lags = Counter[int]()
     for sample in (row for scored in rows for row in scored.rows):
         for version, count in sample.completion.versions.runs:
             if version != NOBODY:
                 lags[current_version - version] += count
     metrics: dict[str, Metric] = {
-        "response_tokens/mean": _mean(response_tokens),
-        "response_tokens/max": Max(max(response_tokens)),
-        "prompt_tokens/mean": _mean(len(sample.prompt.tokens) for sample in samples),
-        "truncated_fraction": _mean(sample.truncated for sample in samples),
+        "response_tokens/mean": _mean(map(_response_tokens, whole)),
+        "prompt_tokens/mean": _mean(len(scored.sample.prompt.tokens) for scored in whole),
+        "truncated_fraction": _mean(scored.sample.truncated for scored in whole),
+        "response_tokens/max": Max(max(map(_response_tokens, rows))),
         "samples/left_out": Sum(sum(not scored.has_reward for scored in rows)),
         "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in groups),
         "staleness/mean": Mean(float(sum(lag * n for lag, n in lags.items())), lags.total()),
@@ -238,14 +238,21 @@ def _tag_metrics(groups: Sequence[Group]) -> dict[str, Metric]:
     total = sum(len(group.samples) for group in groups)
     for tag, own in sorted(by_tag.items()):
         rows = [scored for group in own for scored in group.samples]
+        whole = _whole(rows)
         of_tag = {
             "samples_fraction": Mean(len(rows), total),
-            "response_tokens/mean": _mean(map(_response_tokens, rows)),
-            "truncated_fraction": _mean(scored.sample.truncated for scored in rows),
+            "response_tokens/mean": _mean(map(_response_tokens, whole)),
+            "truncated_fraction": _mean(scored.sample.truncated for scored in whole),
             "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in own),
         }
         metrics |= {f"tag/{tag}/{name}": metric for name, metric in of_tag.items()}
     return metrics
+
+
+def _whole(rows: Sequence[ScoredSample]) -> list[ScoredSample]:
+    """Return the samples that count for lengths: also those on which a reward failed, but no
+    episodes that failed, in whose place is a sample without a response."""
+    return [one for one in rows if one.has_reward or _response_tokens(one)]
 
 
 def _response_tokens(scored: ScoredSample) -> int:

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import FinishReason
+from roll.core.types import Prompt
 from roll.rollout.assemble import assemble, reward_metrics, rollout_metrics
 from roll.rollout.dense import dense
+from roll.rollout.episodes.results import without_reward
 from roll.rollout.filters import equal_rewards
-from roll.rollout.types import Group, ScoredSample
+from roll.rollout.types import Group, GroupTask, ScoredSample
 from tests.fakes import completion, group
 
 
@@ -86,6 +89,22 @@ def test_rollout_metrics_match_hand_worked_numbers() -> None:
         "tag/other/samples_fraction": pytest.approx(1 / 3),
         "tag/other/truncated_fraction": 0,
     }
+
+
+def test_episodes_that_failed_have_no_length_and_those_whose_reward_failed_have() -> None:
+    task = GroupTask(Prompt("lake:3", (), "", "", "lake", {"seed": 3}), step=5)
+    nothing = without_reward("5/lake:3/0", task, "lake", EnvironmentConfig(env="x"))
+    whole = two_groups()[0]
+    first, second = whole.samples
+    unscored = replace(first, failed=("judge",))
+    both = replace(whole, samples=(unscored, second, *nothing))
+    found = rollout_metrics([both], current_version=3).values_by_name()
+    assert found["samples/left_out"] == 2
+    assert found["response_tokens/mean"] == 2
+    assert found["prompt_tokens/mean"] == 3
+    assert found["truncated_fraction"] == 0.5
+    none = rollout_metrics([replace(whole, samples=tuple(nothing))], current_version=3)
+    assert none.values_by_name()["response_tokens/mean"] == 0
 
 
 def test_each_reward_and_its_parts_are_averaged_over_the_samples_that_have_them() -> None:
