@@ -93,7 +93,8 @@ class DpoConfig(PreferenceConfig):
     """Frozen copy of the start model; needed by losses that compare the policy with a reference."""
     reference_logprobs: Literal["per_step", "once"] = "per_step"
     """Time at which the reference scores a row: every time that the row is used (`per_step`), or
-    only the first time (`once`). With `once` the log-probs stay in memory until the run ends."""
+    only the first time (`once`). With `once` the log-probs stay in memory until the run ends, and
+    are part of its checkpoints."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,7 +21,9 @@ from roll.core.batches import LabelledBatch, PreferenceBatch
 from roll.data.collate import labelled_batch, mismatched, pair_batch
 from roll.data.examples import Example
 from roll.distributed.cluster import Cluster, Placement
+from roll.output_dir.checkpoints import RunState
 from roll.pipeline.offline import OfflinePipeline, filled
+from roll.pipeline.outputs.reference_sums import KeptSums
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import PreferenceWorker
 from roll.workers.reference import ReferenceWorker
@@ -46,6 +49,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         self.start_learner(PreferenceWorker, head, made)
         # By ids, so that neither tokens nor pictures of a row stay in memory with its sums.
         self.known_sums: dict[str, list[float]] = {}
+        scorer = (config.reference and config.reference.model) or config.train_model
+        self.kept_sums = KeptSums(scorer.model_dump_json())
         if (role := config.reference) is not None:
             reference = self.launcher.start(
                 ReferenceWorker,
@@ -80,6 +85,19 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
             sums = iter(batch.require("ref_sums", made_by="score_reference").tolist())
             known.update({e.id: [next(sums) for _ in e.sequences] for e in examples})
         return batch
+
+    def save(self, folder: Path) -> None:
+        """See `Pipeline.save`; with `reference_logprobs: once`, the sums that are known go along. A
+        resumed run would compute them beside other rows, and not to the bit."""
+        if self.known_sums:
+            self.kept_sums.write(folder, self.known_sums)
+        super().save(folder)
+
+    def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
+        """See `OfflinePipeline.restore`."""
+        super().restore(checkpoint, state)
+        if checkpoint is not None and self.config.reference_logprobs == "once":
+            self.known_sums = self.kept_sums.read(checkpoint)
 
     def score_reference(self, batch: P) -> P:
         """Return the batch with the sums of reference log-probs; without a reference role, the

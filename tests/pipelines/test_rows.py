@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from roll.core.errors import CheckpointError, ConfigError
 from roll.output_dir.resume import exported_step
 from roll.output_dir.trackers import read_records
+from roll.pipeline.outputs.reference_sums import FILE, KeptSums
 from tests.runs import run_local, without_times, write_rows_task, write_task
 from tests.tiny import save_tiny_model
 
@@ -114,6 +115,31 @@ def test_reference_log_probs_of_once_are_those_of_every_step(tmp_path: Path) -> 
     # Not to the bit: the rows beside a row in its pass are others, and so may be the kernels.
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0][0] == losses[1][0]
+
+
+def test_a_resumed_run_knows_the_reference_log_probs_of_once(tmp_path: Path) -> None:
+    extra: dict[str, Any] = {"reference": {"pool": "all"}, "reference_logprobs": "once"}
+    extra |= {"max_steps": 8}  # two epochs, in another order each
+    whole = run_local(write_rows_task(tmp_path / "whole", "dpo", split(PAIRS), **extra))
+    halves = write_rows_task(tmp_path / "halves", "dpo", split(PAIRS), **extra)
+    run_local(halves, ["max_steps=6"])
+    assert (tmp_path / "halves/out/checkpoints/step_000006" / FILE).is_file()
+    resumed = run_local(halves)
+    assert list(map(without_times, resumed)) == list(map(without_times, whole))
+
+
+def test_sums_of_another_reference_or_of_a_damaged_file_are_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sums, own = {"a": [-1.5, -0.1], "b": [2.0**-40]}, KeptSums("ours")
+    assert own.read(tmp_path) == {}
+    own.write(tmp_path, sums)
+    assert own.read(tmp_path) == sums
+    assert KeptSums("theirs").read(tmp_path) == {}
+    assert "the reference of this run is another" in caplog.text
+    (tmp_path / FILE).write_bytes(b"PAR1")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        own.read(tmp_path)
 
 
 def test_a_reward_model_is_a_sequence_classifier_that_ranks(tmp_path: Path) -> None:
