@@ -125,6 +125,14 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Pat
         ("dpo.beta=1", "dpo.* is given, but method is sft"),
         ("batch.tokens=63", "one example can have 64 tokens"),
         ("epochs=1", "epochs and steps are both given"),
+        ("validate_every=2", "validate_every is 2, but there is no data.validation; name a file"),
+        ("layout.sequence_parallel=true", "layout.sequence_parallel is true, but layout.tp is 1"),
+        ("optimizer.min_lr=1", "optimizer.min_lr is 1.0, above optimizer.lr, 1e-05"),
+        ("optimizer.betas=[0.9,1]", "optimizer.betas is (0.9, 1.0), expected two numbers less"),
+        ("optimizer={min_lr: 1e-6, schedule: constant}", "which does not decay; remove it, or set"),
+        ("optimizer.warmup_steps=3", "set it to at most 2, raise the number of steps, or set opt"),
+        ("optimizer.warmup_steps=5", "optimizer.warmup_steps is 5, and the run has 3 steps, which"),
+        ("dpo.label_smoothing=0.5", "dpo.label_smoothing is 0.5, expected less than 0.5"),
     ],
 )
 def test_what_is_wrong_with_a_config_is_named(override: str, message: str, tmp_path: Path) -> None:
@@ -133,6 +141,30 @@ def test_what_is_wrong_with_a_config_is_named(override: str, message: str, tmp_p
     with pytest.raises(ConfigError) as caught:
         read_settings(path, ["steps=3", override])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer.warmup_steps=2",  # the last step has the peak
+        "optimizer={warmup_steps: 3, schedule: constant}",  # goes on later with more steps
+        "optimizer={min_lr: 0.0, schedule: constant}",
+        "optimizer={lr: 1e-5, min_lr: 1e-5}",
+        "layout.sequence_parallel=false",
+    ],
+)
+def test_settings_that_do_what_they_say_are_taken(override: str, tmp_path: Path) -> None:
+    assert read_settings(config(tmp_path, tmp_path, tmp_path, "sft"), ["steps=3", override])
+
+
+def test_a_warm_up_that_is_too_long_for_the_epochs_is_refused_when_the_rows_are_known(
+    tmp_path: Path,
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", text_rows(13))
+    path = config(tmp_path, trainable(tmp_path, "qwen3"), rows, "pretrain")
+    code, said = finished(start(path, "optimizer.warmup_steps=3"))  # 13 rows are 3 steps of 6
+    assert code == 1, said
+    assert "optimizer.warmup_steps is 3, and the run has 3 steps" in said
 
 
 def test_a_typo_is_told_without_loading_torch(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ class Layout(Section):
             tp=self.tp, pp=self.pp, vpp=self.vpp, ep=self.ep, etp=self.etp, layers=self.layers
         )
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError(
+                "layout.sequence_parallel is true, but layout.tp is 1, so there are no tensor "
+                "parallel ranks to divide sequences over; remove it, or raise layout.tp"
+            )
+        return self
+
 
 class Batch(Section):
     """Sizes of batches."""
@@ -116,17 +125,49 @@ class Optimizer(Section):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Number of steps in which the learning rate grows linearly to its peak."""
+    """Number of steps in which the learning rate grows linearly to its peak; with a linear or
+    cosine schedule less than the number of steps of the run."""
     min_lr: NonNegativeFloat = 0.0
-    """Learning rate of the last step with a linear or cosine schedule."""
+    """Learning rate of the last step with a linear or cosine schedule; at most `lr`."""
     betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.999)
-    """Decay rates of the running averages of the gradient and of its square."""
+    """Decay rates of the running averages of the gradient and of its square; less than 1."""
     eps: PositiveFloat = 1e-8
     """Number added to the denominator of Adam."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay, which is not applied to biases and norms."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Limit of the gradient norm; larger gradients are scaled down to it. 0: no limit."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_lr and self.schedule == "constant":
+            raise ValueError(
+                f"optimizer.min_lr is {self.min_lr}, but optimizer.schedule is constant, which "
+                "does not decay; remove it, or set the schedule to linear or cosine"
+            )
+        if self.min_lr > self.lr:
+            raise ValueError(
+                f"optimizer.min_lr is {self.min_lr}, above optimizer.lr, {self.lr}, so that the "
+                "learning rate would rise; lower it"
+            )
+        if max(self.betas) >= 1:
+            raise ValueError(f"optimizer.betas is {self.betas}, expected two numbers less than 1")
+        return self
+
+    def warmup_problem(self, num_steps: int) -> str | None:
+        """Return why a run of so many steps is too short for the warm-up; None if it is not.
+
+        A constant schedule does not depend on the number of steps: such a run can go on later, with
+        more steps, as if it had not ended within its warm-up.
+        """
+        if self.schedule == "constant" or self.warmup_steps < num_steps:
+            return None
+        most = "set it to 0" if num_steps == 1 else f"set it to at most {num_steps - 1}"
+        return (
+            f"optimizer.warmup_steps is {self.warmup_steps}, and the run has {num_steps} steps, "
+            f"which leaves none for the {self.schedule} decay; {most}, raise the number of steps, "
+            "or set optimizer.schedule to constant"
+        )
 
 
 class Dpo(Section):
@@ -141,7 +182,9 @@ class Dpo(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.label_smoothing >= 0.5:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}, expected less than 0.5")
+            raise ValueError(
+                f"dpo.label_smoothing is {self.label_smoothing}, expected less than 0.5"
+            )
         return self
 
 
@@ -202,7 +245,7 @@ class Settings(Section):
     """Seed of shuffling, dropout and new weights."""
     validate_every: PositiveInt | None = None
     """Number of steps between validations; None: validate only at the start and at the end. The
-    model is validated at the start and at the end in any case."""
+    model is validated at the start and at the end in any case. Needs `data.validation`."""
     save_every: PositiveInt | None = None
     """Number of steps between checkpoints; None: only at the end. A checkpoint is written at the
     end in any case."""
@@ -231,6 +274,13 @@ class Settings(Section):
         if self.mtp_loss_weight and (self.method == "dpo" or self.lora is not None):
             what = "method is dpo" if self.method == "dpo" else "lora is given"
             raise ValueError(f"mtp_loss_weight is {self.mtp_loss_weight}, but {what}; set it to 0")
+        if self.validate_every is not None and self.data.validation is None:
+            raise ValueError(
+                f"validate_every is {self.validate_every}, but there is no data.validation; name a "
+                "file there, or remove validate_every"
+            )
+        if self.steps is not None and (problem := self.optimizer.warmup_problem(self.steps)):
+            raise ValueError(problem)
         sequences, rows = self.sequences_per_example, 1
         if not self.batch.packing:
             sequences, rows = 1, sequences

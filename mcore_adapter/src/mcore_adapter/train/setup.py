@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.storage.folders import open_hf
-from mcore_adapter.errors import DataError
+from mcore_adapter.errors import ConfigError, DataError
 from mcore_adapter.models import table_of
 from mcore_adapter.train.data import dataset
 from mcore_adapter.train.data.dataset import Dataset
@@ -60,6 +60,8 @@ def prepare(settings: Settings, device: torch.device) -> Run:
         folder.forget_references()
     data = _dataset(settings.data.train, folder, settings)
     order = order_of(settings, len(data))
+    if problem := settings.optimizer.warmup_problem(order.num_steps):
+        raise ConfigError(problem)
     policy = load_policy(settings, device)
     used = {example for step in range(order.num_steps) for example in order[step]}
     objective = _objective(data, used, policy, folder, settings)
