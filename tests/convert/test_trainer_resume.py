@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mcore_adapter.errors import ConfigError, ConversionError
+from mcore_adapter.train.folder import Folder
 from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.settings import Settings
 from tests.convert.spawned import run_ranks
 from tests.convert.trainer_runs import (
+    STEPS,
     chat_rows,
     hf_model,
     pair_rows,
@@ -26,6 +32,8 @@ from tests.convert.trainer_runs import (
     write_rows,
 )
 from tests.full_disk import files_up_to
+
+SOURCE = Path(__file__).parents[2] / "mcore_adapter" / "src"
 
 
 class StopAfter(StopRequest):
@@ -95,7 +103,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit(
         "layout": layout,
         "dtype": dtype,
         "data": {"shuffle": True},
-        "optimizer": {"schedule": "cosine", "warmup_steps": 2},
+        "optimizer": {"schedule": "cosine", "warmup_steps": 1},
         "steps": 6,
         "keep": 2,
         "save_every": 2,
@@ -149,6 +157,88 @@ def test_a_run_that_ended_goes_on_with_more_epochs_and_leaves_no_example_out(
     tokens = [step["tokens"] for step in steps_of(run)]
     assert len(tokens) == 2 + 4  # 20 rows are left: three steps of six, and one of two
     assert sum(tokens) == 3 * sum(tokens[:2])
+
+
+def extended_without_a_source(run: Settings, source: Path) -> str:
+    """Do a step more than an earlier run, and lose the folder of the model before the export."""
+    from mcore_adapter.train.processes import StopRequest, joined
+    from mcore_adapter.train.setup import prepare
+
+    run_all([run])
+    more = run.model_copy(update={"resume": "auto", "steps": STEPS + 1})
+    with joined(more.layout.sizes, more.seed) as device:
+        made = prepare(more, device)
+        (source / "config.json").rename(source / "lost.json")
+        with pytest.raises(ConversionError) as caught:
+            made.to_the_end(StopRequest())
+        (source / "lost.json").rename(source / "config.json")
+    return str(caught.value)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(tmp_path: Path) -> None:
+    model = trainable(tmp_path, "qwen3_tied")
+    data = write_rows(tmp_path / "rows.jsonl", chat_rows(10))
+    run = settings(model, data, tmp_path / "run", save_every=1)
+    [said] = run_ranks(extended_without_a_source, 1, run, model)
+    assert "config.json" in said
+    before = load_file(run.output / "model" / "model.safetensors")
+    run_ranks(run_all, 1, [run.model_copy(update={"resume": "auto", "steps": STEPS + 1})])
+    after = load_file(run.output / "model" / "model.safetensors")
+    assert any(not after[key].equal(before[key]) for key in before)
+    left = ["checkpoints", "data", "metrics.jsonl", "model"]
+    assert sorted(path.name for path in run.output.iterdir()) == left
+    kept = sorted(path.name for path in (run.output / "checkpoints").iterdir())
+    assert kept == ["step-00000003", "step-00000004"]
+
+
+def full(path: Path, says: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "weights").write_text(says)
+    return path
+
+
+@pytest.mark.parametrize("killed_after", ["writing", "hiding the old", "giving the name"])
+def test_what_a_kill_leaves_of_an_export_is_put_right_at_the_next_start(
+    killed_after: str, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path)
+    if killed_after == "writing":
+        full(folder.model, "old")
+    else:
+        full(tmp_path / ".model.old-0123abcd", "old")
+    full(folder.model if killed_after == "giving the name" else folder.aside(folder.model), "new")
+    full(folder.checkpoints / ".step-00000001.old-89abcdef", "half")
+    full(folder.checkpoint(2), "whole")
+    folder.tidy()
+    assert [path.name for path in tmp_path.iterdir() if path != folder.checkpoints] == ["model"]
+    wanted = "old" if killed_after == "writing" else "new"
+    assert (folder.model / "weights").read_text() == wanted
+    assert list(folder.checkpoints.iterdir()) == [folder.checkpoint(2)]
+
+
+DIES_WITH_THE_FIRST_FILE_THAT_IT_DELETES = """
+import os, signal, sys
+from pathlib import Path
+from mcore_adapter.train.folder import Folder
+def hook(event, arguments):
+    if event == "os.remove":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+Folder(Path(sys.argv[1])).forget(1)
+"""
+
+
+def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_half_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for step in (1, 2):
+        full(folder.checkpoint(step), "whole")
+    command = [sys.executable, "-c", DIES_WITH_THE_FIRST_FILE_THAT_IT_DELETES, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert not folder.checkpoint(1).exists()
+    full(folder.checkpoint(3), "whole")
+    folder.forget(1)
+    assert list(folder.checkpoints.iterdir()) == [folder.checkpoint(3)]
 
 
 def in_several_files(

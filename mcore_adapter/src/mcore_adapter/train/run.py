@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,27 +163,34 @@ class Run:
             "lora": self._lora(),
         }
         save(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes, extra)
-        if dist.get_rank() == 0:
-            self.folder.forget(self.settings.keep)
+
+        def forget() -> None:
+            if dist.get_rank() == 0:
+                self.folder.forget(self.settings.keep)
+
+        gather_results(forget, str(self.folder.checkpoints))
 
     def _export(self) -> None:
         """Write the model, or its adapter alone; replace an earlier export. Collective."""
         policy = self.policy
         target = self.folder.model if policy.adapter is None else self.folder.adapter
 
-        def forget() -> None:
-            # An earlier part of this run, with a smaller number of steps, exported this.
-            if dist.get_rank() == 0 and target.exists():
-                shutil.rmtree(target)
+        def put_in_place() -> None:
+            if dist.get_rank() == 0:
+                self.folder.put_in_place(target)
 
-        gather_results(forget, str(target))
+        # An earlier part of this run, with fewer steps, may have exported to `target`. That export
+        # stays until the new one is complete.
+        aside = self.folder.aside(target)
         src, chunks, sizes = self.settings.model, policy.chunks, policy.sizes
         if policy.adapter is None:
-            write_model(target, src, chunks, policy.table, sizes, dtype=self.settings.dtype)
-            self.report.say(f"wrote {target}, for AutoModelForCausalLM.from_pretrained")
+            write_model(aside, src, chunks, policy.table, sizes, dtype=self.settings.dtype)
+            reader = "AutoModelForCausalLM"
         else:
-            write_adapter(target, src, chunks, policy.adapter, sizes)
-            self.report.say(f"wrote {target}, for PeftModel.from_pretrained")
+            write_adapter(aside, src, chunks, policy.adapter, sizes)
+            reader = "PeftModel"
+        gather_results(put_in_place, str(target))
+        self.report.say(f"wrote {target}, for {reader}.from_pretrained")
 
     def _identity(self) -> dict[str, Any]:
         """Return all values that decide which examples each step takes, by key."""

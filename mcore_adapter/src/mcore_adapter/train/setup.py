@@ -56,8 +56,10 @@ def prepare(settings: Settings, device: torch.device) -> Run:
         folder.refuse_used()
     # No rank may write to the folder before every rank has looked into it.
     dist.barrier()
-    if newest is None and dist.get_rank() == 0:
-        folder.forget_references()
+    if dist.get_rank() == 0:
+        folder.tidy()
+        if newest is None:
+            folder.forget_references()
     data = _dataset(settings.data.train, folder, settings)
     order = order_of(settings, len(data))
     if problem := settings.optimizer.warmup_problem(order.num_steps):
