@@ -1,4 +1,4 @@
-"""Starts `victim`, perhaps on a disk that fills up."""
+"""Starts `victim`, perhaps on a disk that fills up or cannot lock."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Case:
     """After so many tensors; 0: when the first worker is forked."""
     full_after: int | None = None
     """Bytes that each process can write."""
+    no_locks: int | None = None
+    """Error number of the file system when something is to be locked."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> list[End]:
 
 @cache
 def full_disk() -> Path:
-    """The library that fills a disk."""
+    """The library that fills a disk and takes its locks away."""
     library = Path(mkdtemp()) / "full_disk.so"
     source = Path(__file__).with_name("full_disk.cc")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

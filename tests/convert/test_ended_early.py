@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from mcore_adapter.convert import commands
+from mcore_adapter.convert.storage.output import complete_or_absent
+from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.ended import Case, run_cases
 from tests.convert.test_interruption import CONFIG
@@ -85,3 +89,34 @@ def test_only_leftovers_are_cleared(src: Path, tmp_path: Path) -> None:
     commands.to_mcore(src, tmp_path / "dst", ParallelSizes(), ALONE)
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "dst"])
     assert os.listdir(tmp_path / "precious") == ["file"]
+
+
+def test_without_locks_it_is_written_and_nothing_is_cleared(src: Path, tmp_path: Path) -> None:
+    """A hidden folder may be one that its owner still writes to."""
+    (tmp_path / ".dst.partial-01234567").mkdir()
+    numbers = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+    for number in numbers:
+        case = Case(src=str(src), dst=str(tmp_path / "dst"), no_locks=number)
+        (end,) = run_cases([case], tmp_path)
+        assert end.code == 0, end
+        assert sorted(os.listdir(tmp_path)) == [".dst.partial-01234567", "dst"]
+        (tmp_path / "dst").rename(tmp_path.parent / f"dst{number}")
+
+
+def test_a_folder_that_another_process_has_locked_for_too_long_is_named(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    try:
+        with (
+            pytest.raises(ConversionError) as caught,
+            complete_or_absent(tmp_path / "dst", 1, patience_s=0.2),
+        ):
+            pytest.fail("it is locked")
+    finally:
+        os.close(other)
+    assert f"{tmp_path} has been locked by another process for 0.2 s" in str(caught.value)
+    assert "or write to another folder" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+    with complete_or_absent(tmp_path / "dst", 1):
+        pass
+    assert os.listdir(tmp_path) == ["dst"]

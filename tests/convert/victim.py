@@ -42,6 +42,8 @@ def convert(case: dict[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if case["full_after"] is not None:
         os.environ["FULL_AFTER"] = str(case["full_after"])
+    if case["no_locks"] is not None:
+        os.environ["NO_LOCKS"] = str(case["no_locks"])
     if case["at"] == 0 and case["signal"]:
         # As soon as the first worker is there, which nobody knows of yet.
         me = os.getpid()

@@ -3,7 +3,8 @@
 A folder is written under a hidden name in the parent folder of its destination, flushed to the disk
 on request, and then renamed. A process that is killed earlier leaves the hidden folder behind. The
 next conversion to the same destination removes it. The writing process holds a lock on its hidden
-folder, which the system releases when the process ends; a locked folder is not removed.
+folder, which the system releases when the process ends; a locked folder is not removed. On a file
+system without locks, no hidden folder is removed, because its owner may still write to it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,10 +25,17 @@ from mcore_adapter.errors import ConversionError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers for a full disk and an exhausted quota."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
+"""Error numbers for a lock on a file system that cannot lock folders."""
+PATIENCE_S = 600.0
+"""Time limit for the wait for another process that holds the lock of a parent folder, in seconds.
+That process may have to remove a large folder before."""
 
 
 @contextmanager
-def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iterator[Path]:
+def complete_or_absent(
+    dst: Path, num_bytes: int, *, flush: bool = True, patience_s: float = PATIENCE_S
+) -> Iterator[Path]:
     """Yield the folder to write to; rename it to `dst` when the block ends without an error.
 
     Missing parent folders are made. After an error or a signal the folder itself is removed.
@@ -34,23 +43,27 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
     Args:
         num_bytes: number of bytes that will be written.
         flush: wait for the disk, so that the folder is complete or absent after a power failure.
+        patience_s: see `PATIENCE_S`.
 
     Raises:
-        ConversionError: `dst` exists, or the disk has too little space before or during writing.
+        ConversionError: `dst` exists, the disk has too little space before or during writing, or
+            another process has held the lock of the parent folder for too long.
     """
     refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = None, None
     with cleaned_up():
         try:
-            with _locked(dst.parent):
-                _clear_abandoned(dst)
+            with _locked(dst.parent, patience_s) as has_locks:
+                if has_locks:
+                    _clear_abandoned(dst)
                 check_space(dst.parent, num_bytes)
                 with signals_delayed():
                     partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
                     partial.mkdir()
                     lock = os.open(partial, os.O_RDONLY)
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if has_locks:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield partial
             _rename(partial, dst, flush=flush)
         except BaseException as error:
@@ -131,18 +144,44 @@ def _remove_unless_locked(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, patience_s: float) -> Iterator[bool]:
     """Hold a lock on the parent folder of a destination inside the block; wait until it is free.
 
     It is held only while hidden folders are removed and made. A new hidden folder is not locked for
     a moment, in which another conversion would otherwise take it for abandoned and remove it.
+
+    Yields:
+        True; False if the file system has no locks, so that none is held.
+
+    Raises:
+        ConversionError: another process has held the lock for `patience_s`.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield _wait_for(lock, folder, patience_s)
     finally:
         os.close(lock)
+
+
+def _wait_for(lock: int, folder: Path, patience_s: float) -> bool:
+    """Wait for the lock of the open folder `lock`; see `_locked`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ConversionError(
+                    f"{folder} has been locked by another process for {patience_s:g} s, which "
+                    "removes what a killed one left there, or hangs; wait for it, end it (lslocks "
+                    "and fuser name it), or write to another folder"
+                ) from None
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
 
 
 def wait_for_disk(path: Path) -> None:
