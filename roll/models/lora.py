@@ -29,8 +29,6 @@ _BASE = ".base_layer"
 _FACTORS = {f"lora_A.{ADAPTER}": "lora_A", f"lora_B.{ADAPTER}": "lora_B"}
 HEADS = ("score", "classifier", "lm_head")
 """Names of layers that never get an adapter."""
-_SEED = 20
-"""Seed of the initial factors, so that every rank draws the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,13 @@ def seed_dropout(lora: LoraConfig, seed: int, rank: int) -> None:
 
 
 def insert_adapter(
-    model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None
+    model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None, seed: int = 0
 ) -> None:
     """Insert an adapter that does not change the model's output yet, and freeze the rest.
 
     Args:
         also: new head that is trained and saved as a whole; None if there is none.
+        seed: seed of the first factors; the same on all ranks, so that they draw the same ones.
 
     Raises:
         ConfigError: an entry of `lora.targets` is not the name of a linear layer, or PEFT would
@@ -76,7 +75,7 @@ def insert_adapter(
     )
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(seed)
         inject_adapter_in_model(settings, model)
     for name, layer in _layers(model):
         if not isinstance(layer.base_layer, nn.Linear):

@@ -14,13 +14,19 @@ from roll.models.vision.parts import require_parts
 
 
 def select_trained(
-    model: PreTrainedModel, config: ModelConfig, *, trainable: bool, new_head: nn.Module | None
+    model: PreTrainedModel,
+    config: ModelConfig,
+    *,
+    trainable: bool,
+    new_head: nn.Module | None,
+    seed: int,
 ) -> None:
     """Let gradients be computed for what `config` trains, and insert its adapter.
 
     Args:
         trainable: False: nothing is trained, and no adapter is inserted.
         new_head: head that is trained even if the model has an adapter; None without such a head.
+        seed: seed of the adapter's first factors, see `lora.insert_adapter`.
 
     Raises:
         ConfigError: see `lora.insert_adapter` and `frozen_parameters`.
@@ -29,7 +35,7 @@ def select_trained(
     if not trainable:
         return
     if config.lora is not None:
-        lora.insert_adapter(model, config.lora, also=new_head)
+        lora.insert_adapter(model, config.lora, also=new_head, seed=seed)
     for parameter in frozen_parameters(model, config):
         parameter.requires_grad_(False)
 

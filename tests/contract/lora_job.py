@@ -118,6 +118,17 @@ def _resumed(
     return {"export": found, "metrics": metrics}
 
 
+def seeds_job(spec: WorkerSpec, folder: Path, backend_name: str) -> None:
+    """Save fresh adapters of runs with these seeds."""
+    backend, model = BACKENDS[backend_name], ModelConfig(path=str(folder.parent / "model"))
+    first = _build(backend, spec, model)
+    for seed in (1, 2):
+        _build(backend, replace(spec, seed=seed), _adapted(backend, model)).save_hf(
+            folder / f"seed {seed}"
+        )
+    first.close()
+
+
 def refusals(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     """What the layers of a model with experts say that cannot have factors."""
     backend, found = BACKENDS["megatron-ep2"], {}

@@ -25,6 +25,7 @@ from tests.contract.lora_job import (
     refusals,
     resume_job,
     scored_by_hand,
+    seeds_job,
     trained_by_hand,
 )
 from tests.contract.ranks import run_ranks
@@ -204,6 +205,24 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks_with_the_same_loss(
 
 
 @pytest.mark.slow
+def test_first_factors_are_those_of_the_seed_on_any_number_of_ranks(
+    backend_name: str, folder: Path
+) -> None:
+    fresh = []
+    for world in (2, 1):
+        target = folder / f"seeds on {world}"
+        run_ranks(world, partial(seeds_job, backend_name=backend_name), target, timeout_s=200)
+        fresh += [
+            load_file(target / f"seed {seed}" / "adapter_model.safetensors") for seed in (1, 2)
+        ]
+    one, two, *others = fresh
+    assert all(torch.equal(one[name], others[0][name]) for name in one)
+    assert all(torch.equal(two[name], others[1][name]) for name in two)
+    first = [name for name in one if "lora_A" in name]
+    assert first
+    assert not any(torch.equal(one[name], two[name]) for name in first)
+
+
 def test_layers_that_cannot_have_factors_are_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "experts", experts=True)
     (found,) = run_ranks(1, refusals, tmp_path / "one", timeout_s=100)

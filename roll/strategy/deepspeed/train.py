@@ -77,7 +77,13 @@ class DeepspeedStrategy(Generic[T]):
             # whether to select tokens for the last feed-forward part, and with activation
             # checkpointing that changes the order.
             whole.last_mlp = None
-        select_trained(whole.model, setup.model, trainable=trains, new_head=whole.new_head)
+        select_trained(
+            whole.model,
+            setup.model,
+            trainable=trains,
+            new_head=whole.new_head,
+            seed=setup.spec.seed,
+        )
         layers = whole.compile_layers(setup.model)
         if self._cut:
             gather_whole(layers)

@@ -37,6 +37,7 @@ def load_sharded(
     device: torch.device,
     meshes: Meshes,
     trainable: bool,
+    seed: int,
 ) -> TokenModel[T]:
     """Load this rank's shard of the model.
 
@@ -46,12 +47,15 @@ def load_sharded(
 
     A trainable model holds float32 master weights and computes in `model.dtype`. Its gradients are
     summed over ranks, not averaged.
+
+    Args:
+        seed: seed of the first factors of an adapter, the same on all ranks.
     """
     compute = getattr(torch, model.dtype)
     whole = head.load(model, torch.float32 if trainable else compute, deferred=True)
     if config.activation_checkpointing and trainable:
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
-    select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head)
+    select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head, seed=seed)
     whole.compile_layers(model)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,

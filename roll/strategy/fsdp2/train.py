@@ -64,6 +64,7 @@ class Fsdp2Strategy(Generic[T]):
             device=self._device,
             meshes=meshes,
             trainable=setup.optimizer is not None,
+            seed=setup.spec.seed,
         )
         if setup.model.lora is not None:
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)

@@ -86,9 +86,12 @@ class Trained:
 
 
 def load_model(
-    config: MegatronConfig, sizes: ParallelSizes, model: ModelConfig, *, trainable: bool
+    config: MegatronConfig, sizes: ParallelSizes, model: ModelConfig, *, trainable: bool, seed: int
 ) -> MegatronModel:
     """Build this rank's part of the model and load its weights from the checkpoint. Collective.
+
+    Args:
+        seed: seed of the first factors of an adapter, the same on all ranks.
 
     Raises:
         ConfigError: the model family has no table, a size is not divisible, tensors are missing, or
@@ -113,7 +116,7 @@ def load_model(
             chunk.requires_grad_(trainable)
         metas = exported(bare, table, sizes)
         frozen = _freeze(model, bare, metas, table, sizes) if trainable else frozenset[str]()
-        trained = _add_adapter(model, bare, table, sizes) if trainable else None
+        trained = _add_adapter(model, bare, table, sizes, seed) if trainable else None
     except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
@@ -178,7 +181,7 @@ def _freeze(
 
 
 def _add_adapter(
-    model: ModelConfig, bare: Sequence[Any], table: ModelTable, sizes: ParallelSizes
+    model: ModelConfig, bare: Sequence[Any], table: ModelTable, sizes: ParallelSizes, seed: int
 ) -> Trained | None:
     """Freeze the model and add an adapter, if the config has one; else return None.
 
@@ -193,7 +196,7 @@ def _add_adapter(
             raise ConfigError(f"model.lora.targets: {target} is the head, which is never adapted")
     told = Lora(rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
     try:
-        adapter = add_adapter(bare, table, told, sizes)
+        adapter = add_adapter(bare, table, told, sizes, seed=seed)
     except McoreAdapterError as error:
         raise ConfigError(f"model.lora on kind: megatron: {error}") from error
     metas = exported_factors(bare, adapter, sizes)

@@ -63,7 +63,8 @@ class MegatronStrategy:
         sizes = groups.sizes_of(config)
         self._owns_cut = groups.join(sizes, config.cp, setup.spec)
         self._rank_info = groups.rank_info()
-        self._model = load_model(config, sizes, setup.model, trainable=setup.optimizer is not None)
+        trainable = setup.optimizer is not None
+        self._model = load_model(config, sizes, setup.model, trainable=trainable, seed=self._seed)
         self._update = (
             None
             if setup.optimizer is None

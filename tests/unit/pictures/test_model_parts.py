@@ -50,27 +50,27 @@ def test_every_parameter_belongs_to_the_part_it_is_in(family: str) -> None:
 def test_frozen_parts_get_no_gradients(family: str, parts: tuple[ModelPart, ...]) -> None:
     model = make_vision_model(family)
     config = ModelConfig(path="unused", freeze=parts)
-    select_trained(model, config, trainable=True, new_head=None)
+    select_trained(model, config, trainable=True, new_head=None, seed=0)
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == (part_of(name) not in parts), name
 
 
 def test_nothing_is_trained_of_a_model_that_only_scores(family: str) -> None:
     model = make_vision_model(family)
-    select_trained(model, ModelConfig(path="unused"), trainable=False, new_head=None)
+    select_trained(model, ModelConfig(path="unused"), trainable=False, new_head=None, seed=0)
     assert not any(p.requires_grad for p in model.parameters())
 
 
 def test_freezing_everything_or_parts_that_a_model_lacks_is_refused() -> None:
     whole = ModelConfig(path="unused", freeze=("vision", "projector", "language"))
     with pytest.raises(ConfigError, match="all parameters of the model, so nothing is trained"):
-        select_trained(make_vision_model("qwen2_vl"), whole, trainable=True, new_head=None)
+        select_trained(make_vision_model("qwen2_vl"), whole, trainable=True, new_head=None, seed=0)
     vision = ModelConfig(path="unused", freeze=("vision",))
     with pytest.raises(ConfigError, match="model type 'qwen3' is not divided into vision"):
-        select_trained(tiny_qwen3(), vision, trainable=True, new_head=None)
+        select_trained(tiny_qwen3(), vision, trainable=True, new_head=None, seed=0)
     everywhere = ModelConfig(path="unused", lora=LoraConfig(parts=("vision", "language")))
     with pytest.raises(ConfigError, match=r"model\.lora\.parts: .* is not divided"):
-        select_trained(tiny_qwen3(), everywhere, trainable=True, new_head=None)
+        select_trained(tiny_qwen3(), everywhere, trainable=True, new_head=None, seed=0)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ("gate_proj", "q_proj")])
