@@ -76,3 +76,15 @@ def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> N
         if case.folder.name in UNLIKE or i % 2 == NAMES.index(case.folder.name) % 2
     ]
     assert_equal(4, cases, loose=LOOSE)
+
+
+def test_latent_attention_without_experts_is_divided_like_that_with_them(tmp_path: Path) -> None:
+    """A model of dense layers alone, which gets sequence parallelism by itself."""
+    dense = {"first_k_dense_replace": 4}
+    folders = [
+        save_model(tmp_path / "narrow", "deepseek_v3", **dense),
+        save_model(tmp_path / "wide", "deepseek_v3", **dense, q_lora_rank=None),
+    ]
+    for folder in folders:
+        save_reference(folder, rows())
+    assert_equal(2, [Case(folder, ParallelSizes(tp=2)) for folder in folders], loose=LOOSE)

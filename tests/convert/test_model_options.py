@@ -181,6 +181,10 @@ def test_layouts_that_cannot_be_built_are_refused() -> None:
         build_model(config, ParallelSizes(tp=2))
     with pytest.raises(LayoutError, match="sequence_parallel"):
         build_model(config, ParallelSizes(tp=2, etp=1), BuildOptions(sequence_parallel=False))
+    config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS["deepseek_v3"]}
+    config["first_k_dense_replace"] = COMMON["num_hidden_layers"]
+    with pytest.raises(LayoutError, match="with latent attention need sequence_parallel"):
+        build_model(config, ParallelSizes(tp=2), BuildOptions(sequence_parallel=False))
     config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS["glm_moe_dsa"]}
     with pytest.raises(LayoutError, match="recompute attention"):
         build_model(config, ParallelSizes(), BuildOptions(recompute="attention"))

@@ -336,7 +336,7 @@ def _megatron_shares(
     share matrices but not these."""
     divides = strategy.sequence_parallel
     if divides is None:
-        divides = sizes.experts > 0
+        divides = sizes.experts > 0 or sizes.latent > 0
     tokens, tp = passes.tokens // strategy.cp, strategy.tp
     return (tokens // tp, 1) if divides else (tokens, tp)
 

@@ -115,7 +115,7 @@ class MegatronConfig(Config):
     same number for each chunk."""
     sequence_parallel: bool | None = None
     """Divide norms and residuals over the tensor parallel ranks, too. If left out: true where there
-    are experts and tp is above 1."""
+    are experts or latent attention and tp is above 1."""
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations that the backward pass computes again to save memory: none, those of attention,
     or those of whole layers."""

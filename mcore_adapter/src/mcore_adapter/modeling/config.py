@@ -41,7 +41,7 @@ class BuildOptions:
     Megatron-Core draws each weight whole and in float32 before it cuts it."""
     sequence_parallel: bool | None = None
     """True to divide activations by tokens over the tensor parallel ranks. None: only where
-    Megatron-Core needs it, with experts and tp > 1."""
+    Megatron-Core needs it, with experts or latent attention and tp > 1."""
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations that are computed again in the backward pass instead of kept: `attention` for
     those of core attention, `full` for all but the input of each layer."""
@@ -194,7 +194,8 @@ def _common_values(
         own: values of the model, see `_own_values`; the caller lets them override these.
 
     Raises:
-        LayoutError: layers do not divide over stages, or options do not fit a model with experts.
+        LayoutError: layers do not divide over stages, or options do not fit a model with experts or
+            latent attention.
     """
     sparse, cuda = "num_moe_experts" in own, torch.cuda.is_available()
     return {
@@ -232,10 +233,16 @@ def _parallel_values(
     if sparse and options.variable_lengths and dispatcher == "allgather":
         raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
     sequence_parallel = options.sequence_parallel
+    # Of latent attention without it, Megatron-Core 0.16.1 has wrong gradients of shared parts.
+    needed = (sparse or "kv_lora_rank" in own) and sizes.tp > 1
     if sequence_parallel is None:
-        sequence_parallel = sparse and sizes.tp > 1
-    if sparse and sizes.tp > 1 and not sequence_parallel:
-        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
+        sequence_parallel = needed
+    if needed and not sequence_parallel:
+        raise LayoutError(
+            f"models with {'experts' if sparse else 'latent attention'} need sequence_parallel "
+            f"where tp is more than 1, and tp is {sizes.tp}; say sequence_parallel: true, or leave "
+            "it out"
+        )
     further = own.get("mtp_num_layers", 0)
     return {
         "tensor_model_parallel_size": sizes.tp,

@@ -77,8 +77,8 @@ class Layout(Section):
     """Number of layers of each of the pp * vpp chunks, in the order of the model; None: the same
     number for all chunks."""
     sequence_parallel: bool | None = None
-    """Sequence parallelism; None: only for models with experts and tp > 1, where Megatron-Core
-    requires it."""
+    """Sequence parallelism; None: only where Megatron-Core requires it, for models with experts or
+    latent attention and tp > 1."""
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations that are computed again instead of kept in memory: none, those of core attention,
     or all but the input of each layer."""
