@@ -104,7 +104,14 @@ def find_again(output_dir: Path, step: int, overrides: Sequence[str] = ()) -> Ag
             f"begin at step 0 (resume: {made.resume}); checkpoint.every, keep_last and optimizer "
             "say what is kept"
         )
-    samples = _samples(output_dir, made)
+    config = _trained_again(file, overrides, _samples(output_dir, made))
+    steps = range(first, step + 1)
+    return Again(config, load_replay(config, steps, made), checkpoint, steps, records[step])
+
+
+def _trained_again(file: Path, overrides: Sequence[str], samples: Path) -> RlvrBase:
+    """Return the settings of a run as a replay has them: it trains on kept samples, and writes
+    nothing; the errors are those of `load_config`."""
     forced = (
         f"rollout.replay={samples}",
         "validation.sets=null",
@@ -116,15 +123,13 @@ def find_again(output_dir: Path, step: int, overrides: Sequence[str] = ()) -> Ag
         config = load_config(file, (*overrides, *forced)).config
     assert isinstance(config, RlvrBase)
     nowhere = Path(tempfile.gettempdir()) / "roll-replay-writes-nothing"
-    config = config.model_copy(
+    return config.model_copy(
         update={
             "output_dir": str(nowhere),
             "profile": None,
             "track": config.track.model_copy(update={"samples": "none", "rollouts_every": None}),
         }
     )
-    steps = range(first, step + 1)
-    return Again(config, load_replay(config, steps, made), checkpoint, steps, records[step])
 
 
 def _samples(output_dir: Path, made: RlvrBase) -> Path:
