@@ -118,7 +118,7 @@ def _resumed(
     return {"export": found, "metrics": metrics}
 
 
-def seeds_job(spec: WorkerSpec, folder: Path, backend_name: str) -> None:
+def seeds_job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     """Save fresh adapters of runs with these seeds."""
     backend, model = BACKENDS[backend_name], ModelConfig(path=str(folder.parent / "model"))
     first = _build(backend, spec, model)
@@ -127,6 +127,7 @@ def seeds_job(spec: WorkerSpec, folder: Path, backend_name: str) -> None:
             folder / f"seed {seed}"
         )
     first.close()
+    return {}
 
 
 def refusals(spec: WorkerSpec, folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> N
 
 def test_latent_attention_without_experts_is_divided_like_that_with_them(tmp_path: Path) -> None:
     """A model of dense layers alone, which gets sequence parallelism by itself."""
-    dense = {"first_k_dense_replace": 4}
+    dense: dict[str, Any] = {"first_k_dense_replace": 4}
     folders = [
         save_model(tmp_path / "narrow", "deepseek_v3", **dense),
         save_model(tmp_path / "wide", "deepseek_v3", **dense, q_lora_rank=None),

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -163,7 +163,7 @@ class Hung(EnvWorker):
 
         config = EnvironmentConfig(env="x", reset_timeout_s=0.1)
         self.host = EnvHost(
-            "lake", config, Waits, Turns(char_tokenizer(), settings_of(), frozenset({1}))
+            "lake", config, cast(Any, Waits), Turns(char_tokenizer(), settings_of(), frozenset({1}))
         )
 
 
