@@ -116,8 +116,11 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         """Estimate the divergence of the policy from the reference (KTO, arXiv 2402.01306).
 
         The estimate is the mean log ratio of policy and reference on responses to other prompts,
-        but at least 0; a float scalar through which no gradient flows.
+        but at least 0; a float scalar through which no gradient flows. It is 0 for a single row
+        (a validation set of one), which has no other: its own would make its loss 1/2 for ever.
         """
+        if len(examples) < 2:
+            return torch.zeros(())
         rows = self.score_reference(
             labelled_batch(mismatched(examples, self.config.data.max_tokens))
         )

@@ -83,11 +83,19 @@ def test_preferences_are_learned(tmp_path: Path, kind: str) -> None:
 
 def test_labelled_responses_are_learned(tmp_path: Path) -> None:
     columns = {"chosen": None, "rejected": None, "completion": "completion", "label": "label"}
+    rows = split(LABELLED)
+    wanted = next(row for row in rows["held_out"] if row["label"])
+    (tmp_path / "one.jsonl").write_text(json.dumps(wanted) + "\n")
+    held_out = {
+        name: {"path": str(tmp_path / f"{name}.jsonl"), "columns": columns}
+        for name in ("held_out", "one")
+    }
     path = write_rows_task(
         tmp_path,
         "dpo",
-        split(LABELLED),
+        rows,
         columns=columns,
+        validation={"every": 30, "sets": held_out},
         max_steps=30,
         loss={"kind": "kto"},
         reference={"pool": "all"},
@@ -98,6 +106,7 @@ def test_labelled_responses_are_learned(tmp_path: Path) -> None:
     assert records[0]["preference_loss"] == pytest.approx(0.5, abs=1e-6)
     assert records[0]["divergence"] == 0
     assert records[-1]["val/held_out/accuracy"] >= 0.9
+    assert records[-1]["val/one/loss"] < 0.49  # a row that is compared with itself has 0.5
 
 
 def test_reference_log_probs_of_once_are_those_of_every_step(tmp_path: Path) -> None:
