@@ -32,6 +32,8 @@ R = TypeVar("R")
 
 FIRST_ROWS = 10_000
 """Number of rows that are read to tell mistakes, where the quick check finds one in the first."""
+DISK_SPLITS = "dataset_dict.json"
+"""File in a folder of `save_to_disk` that has splits."""
 ENDINGS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -152,7 +154,28 @@ def resolve_format(source: FileConfig) -> str:
     if path.is_dir() != (form == "disk"):
         kind = "folder" if path.is_dir() else "file"
         raise DataError(f"{source.path}: is a {kind}, but `format: {form}` expects the other")
+    _refuse_hub_keys(source, has_splits=form == "disk" and (path / DISK_SPLITS).exists())
     return form
+
+
+def _refuse_hub_keys(source: FileConfig, *, has_splits: bool) -> None:
+    """Refuse keys that choose a part of a hub dataset, for a local source, of which all rows would
+    be read.
+
+    Args:
+        has_splits: True for a folder of several splits, of which `split` chooses one.
+
+    Raises:
+        DataError: the source has such a key.
+    """
+    for key in source.changed("subset", *(() if has_splits else ("split",))):
+        default = type(source).model_fields[key].get_default()
+        raise DataError(
+            f"{source.path}: `{key}: {getattr(source, key)}` of this source chooses a part of a "
+            f"dataset of the hub, and this local data has no {key}s, so all its rows would be "
+            f"read; drop `{key}` (which is then {default or 'null'}), and give the path of the "
+            "rows that you mean"
+        )
 
 
 def raw_rows(source: FileConfig) -> Iterator[RawRow]:
@@ -203,7 +226,7 @@ def _check_disk(path: Path, split: str) -> None:
     Raises:
         DataError: these files or the split are missing.
     """
-    if (path / "dataset_dict.json").exists():
+    if (path / DISK_SPLITS).exists():
         if not (path / split).is_dir():
             have = sorted(p.name for p in path.iterdir() if p.is_dir())
             raise DataError(

@@ -15,7 +15,7 @@ from roll.config.evaluation import ChatConfig, EvalConfig, QuestionSet
 from roll.config.loading.compose import compose
 from roll.config.loading.explain import describe
 from roll.config.loading.layers import Origins
-from roll.config.loading.overrides import in_order, parse_override, set_key
+from roll.config.loading.overrides import COMMAND_LINE, in_order, parse_override, set_key
 
 SHIPPED = Path(__file__).parents[1] / "question_sets"
 """Folder of the sets that the package has, one YAML file each."""
@@ -43,6 +43,9 @@ def set_file(name: str) -> Path:
 def load_set(file: Path, overrides: Sequence[str] = ()) -> QuestionSet:
     """Read, compose and validate the file of a set; `defaults` and `${...}` work as in a run file.
 
+    A local path in the overrides stands in place of the set's dataset on the hub, `subset` and
+    `split` included.
+
     Args:
         overrides: `key.sub=value`, which win over the file.
 
@@ -50,7 +53,22 @@ def load_set(file: Path, overrides: Sequence[str] = ()) -> QuestionSet:
         ConfigError: something is wrong; the text names file, line, key and value.
     """
     data, origins = compose(file, overrides)
+    _forget_hub(data, origins)
     return _validated(QuestionSet, data, origins)
+
+
+def _forget_hub(data: dict[str, Any], origins: Origins) -> None:
+    """Remove `subset` and `split` of the file from sources to which the overrides give a local
+    path, and which are refused there; `split` stays for a folder, which may have several."""
+    sources = data.get("data", {}).get("sources", []) if isinstance(data.get("data"), dict) else []
+    for i, source in enumerate(sources if isinstance(sources, list) else []):
+        key = f"data.sources.{i}"
+        if not isinstance(source, dict) or origins.where(f"{key}.path") != COMMAND_LINE:
+            continue
+        path = Path(str(source.get("path"))).expanduser()
+        for name in ("subset", "split") if path.is_file() else ("subset",) * path.is_dir():
+            if origins.where(f"{key}.{name}") != COMMAND_LINE:
+                source.pop(name, None)
 
 
 def load_serving(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> EvalConfig:

@@ -48,9 +48,9 @@ class FileConfig(Config, ABC):
     """Format of `path`. `auto` decides by the file name's ending; a folder is `disk`, and
     `org/name` is `hub` where no such file exists."""
     subset: str | None = None
-    """Configuration name of a hub dataset."""
+    """Configuration name of a hub dataset; refused for anything else."""
     split: str = "train"
-    """Split of a hub or disk dataset."""
+    """Split of a dataset of the hub, or of a folder with several; refused for anything else."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the rows that is drawn from this source, relative to the weights of the other
     sources."""

@@ -158,6 +158,25 @@ def test_missing_parquet_columns_and_splits_are_named(tmp_path: Path) -> None:
     _fails(SourceConfig(path=str(tmp_path / "d"), split="trian"), "did you mean 'train'")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "plain"])
+def test_a_split_or_subset_of_local_rows_that_have_none_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]))
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    (tmp_path / "a.csv").write_text("prompt,answer\n1 + 1,2\n")
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "plain")
+    _fails(SourceConfig(path=str(tmp_path / name), split="test"), name, "`split: test`", "drop")
+    _fails(SourceConfig(path=str(tmp_path / name), subset="main"), name, "`subset: main`", "null")
+
+
+def test_a_subset_of_a_folder_of_splits_is_refused(tmp_path: Path) -> None:
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path)
+    check_source(SourceConfig(path=str(tmp_path), split="test"))
+    _fails(SourceConfig(path=str(tmp_path), split="test", subset="main"), "`subset: main`")
+
+
 def test_a_hub_dataset_out_of_reach_says_what_to_check() -> None:
     source = SourceConfig(path="no-such-org/no-such-set", split="test")
     check_source(source)

@@ -122,6 +122,19 @@ def test_rights_of_many_rows_have_all_letters(tmp_path: Path) -> None:
     assert set(letters) == set("ABCD")
 
 
+def test_a_local_path_takes_the_place_of_a_part_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text("{}\n")
+    at = "data.sources.0"
+    for path, others, left in (
+        (tmp_path / "test.jsonl", (), (None, "train")),
+        (tmp_path, (), (None, "test")),
+        ("my/gsm8k", (), ("main", "test")),
+        (tmp_path / "test.jsonl", (f"{at}.split=test",), (None, "test")),  # which is refused later
+    ):
+        [source] = load_set(set_file("gsm8k"), (f"{at}.path={path}", *others)).data.sources
+        assert (source.subset, source.split) == left
+
+
 def test_mistakes_in_a_set_are_named_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("data:\n  sources: [{path: rows.jsonl}]\n  shuffle: true\nrewards: {}\n")
