@@ -61,10 +61,12 @@ class AgenticBase(RlvrBase):
         return tuple(source for source in every if source.seeds is None)
 
     @property
-    def has_step_rewards(self) -> bool:
-        """True if single turns or steps of an episode may have rewards of their own."""
-        by_turn = any(each.credit == "turns" for each in self.environments.values())
-        return by_turn or super().has_step_rewards
+    def step_rewards(self) -> dict[str, tuple[str, ...]]:
+        """Tags of the episodes whose turns or steps may have rewards of their own, by the key that
+        says so."""
+        played = self.environments.items()
+        turns = {f"environments.{n}.credit": e.tags for n, e in played if e.credit == "turns"}
+        return super().step_rewards | turns
 
     @property
     def episode_rows(self) -> int:

@@ -127,7 +127,14 @@ class RlvrBase(RunConfig):
     def has_step_rewards(self) -> bool:
         """True if single steps of a sample may have rewards of their own, whose places only its
         tokens tell."""
-        return any(reward.process for reward in self.rewards.values())
+        return bool(self.step_rewards)
+
+    @property
+    def step_rewards(self) -> dict[str, tuple[str, ...]]:
+        """Tags of the samples whose steps may have rewards of their own, by the key that says
+        so."""
+        rewards = self.rewards.items()
+        return {f"rewards.{name}.process": one.tags for name, one in rewards if one.process}
 
     def reward_weights(self, tag: str) -> dict[str, float]:
         """Return the weight that each reward of the run has for samples of this tag."""
@@ -208,10 +215,14 @@ class RlvrBase(RunConfig):
                     found.setdefault(need, []).append(f"{choice.kind} of domains.{tag}")
         return found
 
+    def advantage_of(self, tag: str) -> AdvantageConfig:
+        """Return the advantage estimator of this tag."""
+        own = self.domains[tag].advantage if tag in self.domains else None
+        return own or self.algorithm.advantage
+
     def needs_greedy(self, tag: str) -> bool:
         """Return whether the advantages of this tag compare with a greedy response."""
-        own = self.domains[tag].advantage if tag in self.domains else None
-        return Need.GREEDY_BASELINE in (own or self.algorithm.advantage).all_needs
+        return Need.GREEDY_BASELINE in self.advantage_of(tag).all_needs
 
     @property
     def num_replicas(self) -> int:

@@ -51,6 +51,7 @@ class RunConfig(Config, ABC):
     """Device pools: name -> device numbers of the job, for example "0-3". Roles that name the same
     pool share its devices."""
     model: ModelConfig
+    """Model that training starts from, unless `actor_train.model` names another one."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
     profile: ProfileConfig | None = None
@@ -117,6 +118,11 @@ class RunConfig(Config, ABC):
     def train_model(self) -> ModelConfig:
         """Model that training starts from."""
         return self.trained[Role.ACTOR_TRAIN].model or self.model
+
+    def model_key(self, role: str) -> str:
+        """Return the key in the file of the model that a role which trains or scores loads."""
+        own = (f"{role}.model", f"{Role.ACTOR_TRAIN}.model")
+        return next((key for key in own if key in self.models), "model")
 
     @property
     def base_is_reference(self) -> bool:

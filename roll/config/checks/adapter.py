@@ -8,8 +8,12 @@ from typing import get_args
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import Fsdp2Config, LoraRank, MegatronConfig, VllmConfig
+
+_OF_PATH = {"path", "made_by"}
+"""Settings of a model that say where it lies."""
 
 
 def sharded_adapter_problems(config: RunConfig) -> Iterator[str]:
@@ -27,8 +31,7 @@ def sharded_adapter_problems(config: RunConfig) -> Iterator[str]:
 def part_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems of parts that a role is told to train or to leave out."""
     for name, role in config.trained.items():
-        model = config.model if role.model is None else role.model
-        key = "model" if role.model is None else f"{name}.model"
+        model, key = role.model or config.train_model, config.model_key(name)
         if model.freeze and model.lora is not None:
             yield (
                 f"{key}.freeze: an adapter ({key}.lora) leaves all weights as they are; drop one "
@@ -38,6 +41,21 @@ def part_problems(config: RunConfig) -> Iterator[str]:
             continue
         if model.lora is not None and model.lora.parts != ("language",):
             yield f"{key}.lora.parts: megatron adapts the language model only; drop it"
+
+
+def untrained_problems(config: RunConfig) -> Iterator[str]:
+    """Yield settings of a top-level model that no role loads, and frozen parts of models that are
+    not trained."""
+    trained = {config.model_key(name) for name in config.trained}
+    if "model" not in trained:
+        for name in config.model.changed(*sorted(ModelConfig.model_fields.keys() - _OF_PATH)):
+            yield (
+                f"model.{name}: every role loads actor_train.model or a model of its own, so this "
+                f"has no effect; set actor_train.model.{name}, or drop actor_train.model"
+            )
+    for key, model in config.models.items():
+        if model.freeze and key not in trained | {"model"}:
+            yield f"{key}.freeze: nothing of this model is trained; drop it"
 
 
 def serving_without_engine_problems(config: RunConfig) -> Iterator[str]:

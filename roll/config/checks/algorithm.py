@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from roll.config.algorithm import Need, PassKConfig
+from roll.config.algorithm import AdvantageConfig, DistillConfig, GrpoConfig, Need, PassKConfig
 from roll.config.checks.common import nearest_numbers, usual_pool
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.rlvr_base import RlvrBase
@@ -118,22 +119,28 @@ def _each_player(config: RlvrBase) -> str:
 
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:
-    """Yield settings that change the total reward, which `gdpo` does not use."""
-    unread: dict[str, bool] = {
-        place: bool(parts)
-        for advantage, place, parts in config.shaped_advantages
-        if advantage.kind == "gdpo"
-    }
-    if unread:
-        unread["algorithm.kl_in_reward"] = config.algorithm.kl_in_reward is not None
-        for name, reward in config.rewards.items():
-            unread[f"rewards.{name}.process"] = reward.process
-    for place, there in unread.items():
-        if there:
-            yield (
-                f"{place}: gdpo normalises each reward by itself and never sees their "
-                "total; drop it, or use another advantage"
-            )
+    """Yield settings that change the total reward, where an advantage does not use it."""
+    told = set[str]()
+    for advantage, place, parts in config.shaped_advantages:
+        why = _without_total(advantage)
+        kl = config.algorithm.kl_in_reward is not None
+        for key, there in ((place, bool(parts)), ("algorithm.kl_in_reward", kl)):
+            if why and there and key not in told:  # several tags have it from the run
+                told.add(key)
+                yield f"{key}: {why}; drop it, or use another advantage"
+    for key, tags in config.step_rewards.items():
+        reasons = filter(None, (_without_total(config.advantage_of(tag)) for tag in tags))
+        for why in itertools.islice(reasons, 1):
+            yield f"{key}: {why}; drop it, or use another advantage"
+
+
+def _without_total(advantage: AdvantageConfig) -> str | None:
+    """Return why an advantage does not use the total reward of a sample; None if it does."""
+    if advantage.kind == "gdpo":
+        return "gdpo normalises each reward by itself and never sees their total"
+    if isinstance(advantage, DistillConfig) and not advantage.mix:
+        return "distill with mix = 0 learns from teachers alone and reads no rewards"
+    return None
 
 
 def _group_rewards(config: RlvrBase) -> Iterator[str]:
@@ -163,7 +170,9 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
         ("critic", config.critic is not None),
         ("process_reward", config.process_reward is not None),
         *((key, bool(parts)) for key, parts in shapings.items()),
+        ("algorithm.advantage", algorithm.advantage.kind != GrpoConfig().kind),
         *((f"domains.{tag}.advantage", bool(d.advantage)) for tag, d in config.domains.items()),
+        *((key, not compares) for key in config.step_rewards),
         ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),
         ("algorithm.kl_in_reward", algorithm.kl_in_reward is not None),
     ):
@@ -220,14 +229,6 @@ def _answers(config: RlvrBase) -> Iterator[str]:
         )
     if config.teachers:
         yield f"teachers: give no outputs for the data set's answers, which {kind} trains on"
-    if algorithm.advantage.kind != "grpo":
-        yield (
-            f"algorithm.advantage: {algorithm.advantage.kind} changes nothing, because {kind} "
-            "reads no advantages; leave it out"
-        )
-    for name, reward in config.rewards.items():
-        if reward.process:
-            yield f"rewards.{name}.process: rewards single tokens, and {kind} reads no rewards"
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:

@@ -6,7 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.checks.adapter import part_problems, sharded_adapter_problems
+from roll.config.checks.adapter import (
+    part_problems,
+    sharded_adapter_problems,
+    untrained_problems,
+)
 from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.backends import optimizer_problem
@@ -50,6 +54,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _frozen(config)
     yield from sharded_adapter_problems(config)
     yield from part_problems(config)
+    yield from untrained_problems(config)
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
@@ -161,7 +166,7 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
     strategy = role.strategy
     model = role.model or config.train_model
     attention = model.attention
-    where = f"{name}.model" if f"{name}.model" in config.models else "model"
+    where = config.model_key(name)
     if isinstance(strategy, MegatronConfig):
         if model.changed("attention") and not _in_transformers(config, model):
             yield (
@@ -190,7 +195,7 @@ def _compiled(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> It
     strategy = role.strategy
     if not (role.model or config.train_model).compile:
         return
-    where = f"{name}.model" if f"{name}.model" in config.models else "model"
+    where = config.model_key(name)
     if isinstance(strategy, MegatronConfig):
         yield (
             f"{where}.compile: compiles layers of Hugging Face models, and {name} is of kind: "

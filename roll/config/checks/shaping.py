@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import (
     ClipRewardConfig,
     GigpoConfig,
@@ -14,6 +15,9 @@ from roll.config.algorithm import (
     TurnGaeConfig,
 )
 from roll.config.rlvr_base import RlvrBase
+
+_OF_TOTAL = (ClipRewardConfig, ScaleRewardConfig, NormalizeRewardConfig)
+"""Kinds of reward shaping that change the total reward of a sample by its size."""
 
 
 def shaping_problems(config: RlvrBase) -> Iterator[str]:
@@ -34,6 +38,7 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
         for i, shaping in enumerate(parts):
             yield from _reward_shaping(f"{shapings}.{i}", shaping, longest, alone=alone)
     yield from _of_turns(config)
+    yield from _beside_turns(config)
     kl = config.algorithm.kl_in_reward
     if kl is not None and kl.target is not None and kl.horizon < config.samples_per_step:
         yield (
@@ -54,7 +59,7 @@ def _of_turns(config: RlvrBase) -> Iterator[str]:
             f"{shapings}.{i}: {part.kind} changes the reward of a whole episode, and "
             f"{advantage.kind} reads those of its turns; drop it, or use another advantage"
             for i, part in enumerate(parts)
-            if isinstance(part, ClipRewardConfig | ScaleRewardConfig | NormalizeRewardConfig)
+            if isinstance(part, _OF_TOTAL)
         ]
         if config.algorithm.kl_in_reward is not None:
             found.append(
@@ -65,6 +70,27 @@ def _of_turns(config: RlvrBase) -> Iterator[str]:
             if problem not in told:  # several tags have it from the run
                 told.add(problem)
                 yield problem
+
+
+def _beside_turns(config: RlvrBase) -> Iterator[str]:
+    """Yield changes of the total reward where the rewards of turns, which are most of it, stand
+    apart."""
+    told = set[str]()
+    for name, environment in config.environments.items() if isinstance(config, AgenticBase) else ():
+        for tag in environment.tags if environment.credit == "turns" else ():
+            if isinstance(config.advantage_of(tag), GigpoConfig | TurnGaeConfig):
+                continue  # see `_of_turns`
+            own = config.domains[tag].reward_shaping if tag in config.domains else None
+            key = "algorithm" if own is None else f"domains.{tag}"
+            for i, part in enumerate(config.algorithm.reward_shaping if own is None else own):
+                place = f"{key}.reward_shaping.{i}"
+                if isinstance(part, _OF_TOTAL) and place not in told:
+                    told.add(place)
+                    yield (
+                        f"{place}: with environments.{name}.credit: turns, rewards of turns stand "
+                        f"apart and {part.kind} does not change them; drop it (for one tag: "
+                        f"domains.{tag}.reward_shaping), or use credit: episode"
+                    )
 
 
 def _reward_shaping(

@@ -29,7 +29,8 @@ class LearnerRole(WorkersConfig):
     strategy: TrainStrategyConfig = Fsdp2Config()
     """Backend that trains."""
     model: ModelConfig | None = None
-    """Model of this role. If left out: the top-level `model`."""
+    """Model of this role. If left out: for actor_train the top-level `model`, for other roles the
+    one that actor_train starts from."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer, its learning rate and schedule. Without a `kind`: adamw."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)

@@ -160,3 +160,28 @@ def test_groups_are_those_of_one_player(tmp_path: Path) -> None:
     assert load_config(task(tmp_path), more).config is not None
     pass_k = "algorithm.advantage={kind: pass_k, k: 3}"
     assert "3 of 2 samples per prompt and player" in refused(task(tmp_path), *more, pass_k)
+
+
+@pytest.mark.parametrize(
+    "kind", ["scale, factor: 0.1", "clip, high: 1.0", "normalize, mean: batch, std: none"]
+)
+def test_what_does_not_change_the_rewards_of_turns_is_refused_beside_them(
+    kind: str, tmp_path: Path
+) -> None:
+    path = task(tmp_path, environment={"credit": "turns"})
+    shaping = f"reward_shaping=[{{kind: {kind}}}]"
+    for key in ("algorithm", "domains.words"):
+        told = refused(path, f"{key}.{shaping}")
+        assert f"{key}.reward_shaping.0: with environments.words.credit: turns" in told
+    of_others = [f"algorithm.{shaping}", "domains.words.reward_shaping=[]"]
+    assert load_config(path, of_others).config is not None
+    assert load_config(task(tmp_path), [f"algorithm.{shaping}"]).config is not None
+
+
+def test_rewards_of_turns_that_nothing_reads_are_refused(tmp_path: Path) -> None:
+    path = task(tmp_path, environment={"credit": "turns"})
+    teacher = "teachers={t: {pool: all, model: {path: model}, tags: [words]}}"
+    told = refused(path, teacher, "algorithm.advantage={kind: distill}")
+    assert "environments.words.credit: distill with mix = 0" in told
+    told = refused(path, teacher, "algorithm.loss=[{kind: distill}]")
+    assert "environments.words.credit: changes advantages, which distill does not read" in told

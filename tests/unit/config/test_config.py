@@ -558,3 +558,70 @@ def test_what_changes_advantages_is_refused_where_nothing_reads_them(run_file: P
     shaped = "algorithm.advantage_shaping=[{kind: clip, limit: 1.0}]"
     with pytest.raises(ConfigError, match=r"advantage_shaping: changes advantages, which entropy"):
         load_config(run_file, ["algorithm.loss=[{kind: entropy,coef: 0.1}]", shaped])
+    for changes, key in (
+        (["algorithm.advantage.kind=rloo"], "algorithm.advantage"),
+        (["rewards.own={fn: 'a:b', tags: [sort], process: true}"], "rewards.own.process"),
+    ):
+        told = error(run_file, "algorithm.loss=[{kind: entropy,coef: 0.1}]", *changes)
+        assert f"{key}: changes advantages, which entropy does not read" in told
+        pairs = ["algorithm.preset=online_dpo", *changes]
+        if key == "algorithm.advantage":
+            assert f"{key}: changes advantages, which preference" in error(run_file, *pairs)
+        else:  # pairs are chosen by all rewards
+            load_config(run_file, pairs)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("algorithm.kl_in_reward", "algorithm.kl_in_reward={}"),
+        ("algorithm.reward_shaping", "algorithm.reward_shaping=[{kind: clip, low: 0}]"),
+        ("rewards.own.process", "rewards.own={fn: 'a:b', tags: [sort], process: true}"),
+    ],
+)
+def test_what_changes_rewards_is_refused_where_only_teachers_judge(
+    run_file: Path, key: str, change: str
+) -> None:
+    teacher = "teachers={t: {pool: all, model: {path: model}, tags: [sort]}}"
+    for where in ("algorithm", "domains.sort"):
+        distill = f"{where}.advantage={{kind: distill}}"
+        told = error(run_file, teacher, distill, change)
+        assert f"{key}: distill with mix = 0 learns from teachers alone" in told
+        load_config(run_file, [teacher, distill, f"{where}.advantage.mix=0.5", change])
+
+
+def test_a_model_that_no_role_loads_is_refused_with_its_settings(run_file: Path) -> None:
+    own = "actor_train.model.path=own"
+    load_config(run_file, [own])
+    for name, value in (
+        ("lora", "{rank: 4}"),
+        ("freeze", "[language]"),
+        ("dtype", "bfloat16"),
+        ("tokenizer", "other"),
+    ):
+        told = error(run_file, own, f"model.{name}={value}")
+        assert f"model.{name}: every role loads actor_train.model or a model of its own" in told
+        load_config(run_file, [f"actor_train.model={{path: own, {name}: {value}}}"])
+
+
+def test_parts_are_those_of_the_model_that_is_trained(run_file: Path) -> None:
+    own = "actor_train.model={path: own, lora: {parts: [vision]}}"
+    beside = "process_reward={pool: all, strategy: {kind: megatron}}"
+    told = error(run_file, own, beside, "algorithm.advantage={kind: prime}")
+    assert "actor_train.model.lora.parts: megatron adapts the language model only" in told
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("reference.model", ["reference.model.path=x"]),
+        ("teachers.t.model", ["teachers={t: {pool: all, tags: [sort], model: {path: x}}}"]),
+        ("rewards.m.model", ["rewards.m={model: {path: x}, tags: [sort]}"]),
+        ("judges.j.model", ["judges.j={pool: all, model: {path: x}}"]),
+    ],
+)
+def test_parts_of_a_model_that_is_not_trained_are_not_frozen(
+    run_file: Path, key: str, changes: list[str]
+) -> None:
+    told = error(run_file, *changes, f"{key}.freeze=[vision]")
+    assert f"{key}.freeze: nothing of this model is trained" in told

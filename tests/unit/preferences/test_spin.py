@@ -141,7 +141,10 @@ def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], reason: st
     [
         ("rollout.max_staleness=1", "rollout.max_staleness: spin takes the policy before"),
         ("algorithm.old_logprobs=rollout", "old_logprobs: the engine has no log-probs of"),
-        ("algorithm.advantage={kind: rloo}", "rloo changes nothing, because spin reads no"),
+        (
+            "algorithm.advantage={kind: rloo}",
+            "advantage: changes advantages, which spin",
+        ),
         ("data.sources.0.columns.answer=null", "columns.answer: spin learns from the answers"),
         ("algorithm.reward_shaping=[{kind: clip, low: 0}]", "reward_shaping: changes advantages"),
     ],
