@@ -102,10 +102,9 @@ class QuestionSet(Config):
         return sum(one.workers for one in asking)
 
 
-class EvalConfig(Config):
-    """Settings of the engines that serve a model for an evaluation, without a trainer. The keys are
-    those of a run file; `health`, `request_timeout_s` and `max_in_flight_groups` are there in
-    `rollout`."""
+class ServedConfig(Config):
+    """Settings of the engines that serve a model without a trainer. The keys are those of a run
+    file; `request_timeout_s` is there in `rollout`."""
 
     seed: int = 0
     """Seed of the samples."""
@@ -114,11 +113,8 @@ class EvalConfig(Config):
     """Device pools: name -> device numbers, for example "0-3"."""
     model: ModelConfig
     actor_infer: InferRole
-    health: HealthConfig = HealthConfig()
     request_timeout_s: float = Field(default=600, gt=0)
     """Time without any progress of an engine after which a request fails, in seconds."""
-    max_in_flight_groups: int = Field(default=1024, ge=1)
-    """Largest number of questions in flight at once, over all engines."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -132,7 +128,17 @@ class EvalConfig(Config):
         return self
 
 
-class ChatConfig(EvalConfig):
+class EvalConfig(ServedConfig):
+    """Settings of the engines that serve a model for an evaluation, without a trainer. The keys are
+    those of a run file; `health`, `request_timeout_s` and `max_in_flight_groups` are there in
+    `rollout`."""
+
+    health: HealthConfig = HealthConfig()
+    max_in_flight_groups: int = Field(default=1024, ge=1)
+    """Largest number of questions in flight at once, over all engines."""
+
+
+class ChatConfig(ServedConfig):
     """Settings of `roll chat`: how a model is served, how turns become a prompt, and sampling."""
 
     data: RenderConfig = RenderConfig()

@@ -21,6 +21,7 @@ from roll.core.batches import TrainBatch
 from roll.core.errors import RollError
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.chat.templates import DatedTokenizer
+from roll.data.chat.variables import check_variables
 from roll.data.examples import Example, content_of, identity, load_preferences, load_texts
 from roll.data.mixing import Sampler
 from roll.data.preparation.overlap import without_overlap
@@ -57,6 +58,7 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
         DataError: a source cannot be read, or none of its rows can be used.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, tokenizer)
     dated = DatedTokenizer(tokenizer, moment)
     seen = placeholders(config.train_model, config.data.pictures)
     store = RowStore.at(config.data.cache)

@@ -19,6 +19,7 @@ from roll.config.sections.strategy import NO_PICTURES, EngineConfig, SglangConfi
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
+from roll.data.chat.variables import check_variables
 from roll.data.datasets import Dataset, Item, Source, content_of, identity, load_prompts
 from roll.data.examples import Example
 from roll.data.pictures.placeholders import Placeholders
@@ -85,6 +86,7 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     check_token_ids(config.samplings | config.validation_samplings, tokenizer)
+    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, tokenizer)
     dated = DatedTokenizer(tokenizer, moment)
     seen = placeholders(config.train_model, config.data.pictures)
     store = RowStore.at(config.data.cache)
@@ -120,6 +122,7 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     check_token_ids(config.samplings | config.validation_samplings, tokenizer)
+    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, tokenizer)
     train = load_tasks(config.data.sources)
     held_out = apart(load_tasks(config.validation.sets), train)
     for dataset in (train, held_out):

@@ -75,6 +75,7 @@ def small(config: RunConfig, folder: Path) -> Path:
     for source in (*found["data"]["sources"], *found["validation"]["sets"].values()):
         assert set(source) >= set(FileConfig.model_fields)
         source |= {"path": str(rows), "format": "jsonl", "subset": None, "split": "train"}
+    found["data"]["chat_template_kwargs"] = {}  # the small template has no variables
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(found))
     return path

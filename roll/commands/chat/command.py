@@ -19,7 +19,7 @@ from roll.commands.chat.session import COMMANDS, Session, piped_lines, typed_lin
 from roll.commands.chat.speaker import speaking
 from roll.commands.eval.models import Examinee, find_models, make_folder
 from roll.config import load_config as load_run_file
-from roll.config.evaluation import ChatConfig, EvalConfig
+from roll.config.evaluation import ChatConfig, ServedConfig
 from roll.config.loading.question_sets import load_chat
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
@@ -28,6 +28,7 @@ from roll.config.sections.data import OwnTemplateConfig, RenderConfig
 from roll.core.errors import ConfigError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import SamplingParams
+from roll.data.chat.variables import check_variables
 from roll.distributed.cluster import Launcher
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
@@ -92,6 +93,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
         fetch([config.model])
         tokenizer = load_tokenizer(config.model)
         check_token_ids({"sampling": config.sampling}, tokenizer)
+        check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, tokenizer)
         own = getattr(config.actor_infer.strategy, "max_model_len", None)
         max_tokens = min(filter(None, (config.context, _positions(config), own)))
         conversation = Conversation(tokenizer, config.data, max_tokens)
@@ -163,7 +165,7 @@ def _template_of(data: RenderConfig, overrides: Sequence[str]) -> dict[str, Any]
     return found
 
 
-def _positions(config: EvalConfig) -> int | None:
+def _positions(config: ServedConfig) -> int | None:
     """Return the largest number of tokens that the model was made for; None if it does not say."""
     settings = load_config(config.model).get_text_config().to_dict()
     found = settings.get("max_position_embeddings")
@@ -171,7 +173,7 @@ def _positions(config: EvalConfig) -> int | None:
 
 
 @contextmanager
-def _launching(config: EvalConfig) -> Iterator[Launcher]:
+def _launching(config: ServedConfig) -> Iterator[Launcher]:
     """Start the launcher of the engine: hf runs in this process, the others in one of their own."""
     if config.actor_infer.strategy.kind == "hf":
         with LocalLauncher() as local:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from roll.config.evaluation import EvalConfig
+from roll.config.evaluation import ServedConfig
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion
 from roll.core.errors import WaitTimeoutError
@@ -102,7 +102,7 @@ class Speaker:
 
 @contextmanager
 def speaking(
-    config: EvalConfig, launcher: Launcher, loop: LoopThread, max_tokens: int
+    config: ServedConfig, launcher: Launcher, loop: LoopThread, max_tokens: int
 ) -> Iterator[Speaker]:
     """Start one engine inside the block.
 

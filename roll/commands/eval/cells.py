@@ -14,6 +14,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
+from roll.data.chat.variables import check_variables
 from roll.data.datasets import Dataset, load_prompts, named_sources
 from roll.data.questions import mapper
 from roll.models.load import load_tokenizer
@@ -93,6 +94,9 @@ def load_questions(
     check_token_ids({f"{cell.set_name}.sampling": cell.questions.sampling for cell in cells}, plain)
     tokenizer = DatedTokenizer(plain, moment)
     by_name = {cell.set_name: cell.questions for cell in cells}
+    for name, own in by_name.items():
+        key = f"{name}.data.chat_template_kwargs"
+        check_variables(key, own.data.chat_template_kwargs, plain)
     return {name: _load(name, own, tokenizer) for name, own in by_name.items()}
 
 

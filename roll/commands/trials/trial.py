@@ -247,6 +247,7 @@ def _maker(config: RunConfig) -> Make:
     """Return the function that makes tokenized rows of a source, as in a run; UserError if the
     tokenizer or its chat template cannot be used, or it lacks a token that a sampling names."""
     from roll.data.chat.templates import DatedTokenizer
+    from roll.data.chat.variables import check_variables
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
     from roll.models.load import load_tokenizer
@@ -255,6 +256,7 @@ def _maker(config: RunConfig) -> Make:
 
     # The present serves as the date in chat templates: another date does not change the length.
     plain = load_tokenizer(config.train_model, fetch=False)
+    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, plain)
     tokenizer = DatedTokenizer(plain, datetime.now())
     make: Any
     assert isinstance(config, RlvrBase | OfflineConfig)

@@ -271,7 +271,18 @@ class RenderConfig(Config):
     """Render rows with the tokenizer's chat template, or with a class of yours, `{kind:
     my_module:MyTemplate}`. False uses texts as they are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Keyword arguments of the chat template, for example {enable_thinking: false}."""
+    """Variables of the tokenizer's chat template, for example {enable_thinking: false}. A name that
+    the template does not mention is refused."""
+
+    @model_validator(mode="after")
+    def _template_has_variables(self) -> Self:
+        """Refuse variables of a chat template that is not rendered, or is a class of the user's."""
+        if self.chat_template_kwargs and self.chat_template is not True:
+            raise ValueError(
+                "chat_template_kwargs: are for the tokenizer's own template; drop them, or set "
+                "chat_template: true (a class of yours has settings beside its `kind`)"
+            )
+        return self
 
 
 class TemplateConfig(RenderConfig):

@@ -12,6 +12,7 @@ from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError
 from roll.core.threads.mailbox import Mailbox, NoAnswerError
 from roll.core.types import GenerateRequest, SamplingParams
+from roll.data.chat.variables import check_variables
 from roll.rewards.judge.question import Answer, Question
 
 
@@ -51,7 +52,8 @@ class ClusterJudge:
         """Load the tokenizer of the judge.
 
         Raises:
-            ConfigError: it cannot be loaded, or has no chat template.
+            ConfigError: it cannot be loaded, has no chat template, or this does not mention one of
+                the variables that are set.
         """
         await asyncio.to_thread(self._load)
 
@@ -91,7 +93,8 @@ class ClusterJudge:
         """Do nothing: the engines are the driver's."""
 
     def _load(self) -> None:
-        """Load the judge's tokenizer; ConfigError if it has no chat template."""
+        """Load the judge's tokenizer; ConfigError if it has no chat template, or this does not know
+        the variables that are set."""
         # Most rewards need no tokenizer, which takes memory in each worker.
         from roll.models.load import load_tokenizer
         from roll.rewards.decoding import make_decode
@@ -102,6 +105,8 @@ class ClusterJudge:
                 f"judges.{self._asked.by}.model: {self._config.model.path} has no chat template; "
                 "use an instruction-tuned model"
             )
+        key = f"judges.{self._asked.by}.template_args"
+        check_variables(key, self._config.template_args, self._tokenizer)
         self._decode = make_decode(self._tokenizer)
         self._special = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from roll.commands.launch import PIPELINES
 from roll.config import load_config
-from roll.core.errors import DataError
+from roll.core.errors import ConfigError, DataError
 from roll.runtime.run_data import RunData
 from tests.pipelines.test_agentic import task
 from tests.pipelines.test_rows import PAIRS, split
@@ -49,6 +50,22 @@ def test_a_validation_set_with_the_name_of_a_training_source_has_other_ids(
     assert found.keys() == {trained, "other"}, "metrics keep the names of the config"
     assert all(one.id.startswith(f"val/{trained}:") for one in found[trained])
     assert all(one.id.startswith("other:") for one in found["other"]), "as in earlier versions"
+
+
+@pytest.mark.parametrize("pipeline", ["rlvr", "agentic", "dpo"])
+def test_a_variable_that_the_chat_template_does_not_mention_is_refused(
+    pipeline: str, tmp_path: Path
+) -> None:
+    told = {"chat_template": True, "chat_template_kwargs": {"add_generation_promt": False}}
+    if pipeline == "dpo":
+        path = write_rows_task(tmp_path, "dpo", split(PAIRS), reference={"pool": "all"})
+    else:
+        path = (task if pipeline == "agentic" else write_task)(tmp_path)
+    config = yaml.safe_load(path.read_text())
+    config["data"] |= told
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match=r"kwargs\.add_generation_promt.*'add_generation_prompt'"):
+        loaded(path)
 
 
 def test_a_tag_of_domains_that_no_task_has_is_told(tmp_path: Path) -> None:

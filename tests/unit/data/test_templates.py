@@ -8,10 +8,22 @@ from typing import Any
 import pytest
 
 from roll.config.sections.data import ColumnsConfig, DataConfig, SourceConfig
-from roll.core.errors import DataError
+from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
+from roll.data.chat.variables import check_variables
 from roll.data.datasets import Dataset, load_prompts
 from tests.tiny import char_tokenizer
+
+
+def test_variables_may_be_of_any_of_the_templates_and_are_words_of_it() -> None:
+    tokenizer = char_tokenizer()
+    check_variables("k", {"messages": 1, "documents": []}, tokenizer)
+    with pytest.raises(ConfigError, match=r"k\.message: .*does not mention 'message'"):
+        check_variables("k", {"message": 1}, tokenizer)
+    tokenizer.chat_template = {"default": "{{ a }}", "tools": "{% generation %}{{ b }}"}
+    check_variables("k", {"a": 1, "b": 2}, tokenizer)
+    tokenizer.chat_template = None  # which is told elsewhere
+    check_variables("k", {"a": 1}, tokenizer)
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> SourceConfig:
