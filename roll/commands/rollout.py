@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from roll.core.errors import ConfigError
 from roll.distributed.processes.fork_server import ForkServer
 from roll.pipeline.base import Pipeline
 from roll.pipeline.rollout import RolloutPipeline
+
+log = logging.getLogger(__name__)
 
 PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
     "rlvr": RolloutPipeline,
@@ -37,11 +40,25 @@ def rollout(
     Raises:
         ConfigError: the pipeline generates nothing, or is to train on kept samples.
     """
+    if unused := settings_of_training(loaded.config):
+        log.warning(
+            "roll rollout does not use %s: it trains and validates nothing, and its own checkpoint "
+            "after each step holds the position in the data alone",
+            ", ".join(unused),
+        )
     loaded = replace(loaded, config=rollout_config(loaded.config, out, steps))
     for finding in inspect(loaded):
         raise finding.error
     print_end(loaded.config, launch(loaded, PIPELINES, fork_server))
     return Path(loaded.config.output_dir)
+
+
+def settings_of_training(config: RunConfig) -> list[str]:
+    """Return the keys of a run file that `roll rollout` replaces, and that say something else than
+    their defaults."""
+    fields = type(config.checkpoint).model_fields
+    keys = [f"checkpoint.{name}" for name in config.checkpoint.changed(*fields)]
+    return keys + ["validation"] * (config.validation != type(config.validation)())
 
 
 def rollout_config(config: RunConfig, out: Path | None, steps: int | None) -> RlvrBase:

@@ -88,6 +88,7 @@ class Judges:
         if not known:
             tags = sorted({tag for one in self._config.rewards.values() for tag in one.tags})
             raise ConfigError(f"no reward has the tag {tag!r} (known: {', '.join(tags)})")
+        weights = self._config.reward_weights(tag)
         row = Prompt("chat:0", prompt, whole, question.answer, tag, question.extra)
         sample = Sample("0/chat:0/0", "0/chat:0", row, completion, text)
         tries = score_responses(self._config, self._folder, [Response(sample)])
@@ -98,14 +99,14 @@ class Judges:
                 verdicts.append(
                     Verdict(
                         one.name,
-                        one.config.weight,
+                        weights[one.name],
                         None if scored is None else scored.score,
                         {} if scored is None else dict(scored.parts),
                         tried.scored.failure,
                     )
                 )
             if one.stopped is not None and one.name in known:
-                verdicts.append(Verdict(one.name, one.config.weight, None, {}, one.stopped))
+                verdicts.append(Verdict(one.name, weights[one.name], None, {}, one.stopped))
         return verdicts
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from roll.commands.launch import launch, print_end
+from roll.commands.rollout import rollout_config, settings_of_training
 from roll.config import load_config
 from roll.core.errors import CheckpointError, SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
@@ -73,3 +74,17 @@ def test_the_end_of_a_run_says_each_score_once(
     print_end(loaded(path), summary)
     told = capsys.readouterr().err.splitlines()[:2]
     assert told == ["val/b/mean@1: 0.621 -> 0.618", "val/a/mean@1 went from 0.621 to 0.618."]
+
+
+def test_samples_without_training_leave_out_what_concerns_it_and_say_so(tmp_path: Path) -> None:
+    config = load_config(write_task(tmp_path, validation={})).config
+    assert settings_of_training(rollout_config(config, None, None)) == [
+        "checkpoint.every",
+        "checkpoint.keep_last",
+        "checkpoint.export_hf",
+    ]
+    upload = {"upload": "s3://bucket/run"}
+    own = write_task(tmp_path, checkpoint=upload, validation={"every": 3})
+    config = load_config(own).config
+    assert settings_of_training(config) == ["checkpoint.upload", "validation"]
+    assert rollout_config(config, None, None).checkpoint.upload is None
