@@ -143,6 +143,11 @@ def check_env(where: str, config: EnvironmentConfig) -> None:
                 f"{where}.python: {config.what} is built in, which other interpreters do not have; "
                 "drop `python`"
             )
+    if config.changed("memory_gb") and not in_process(config):
+        raise ConfigError(
+            f"{where}.memory_gb: limits the process of an episode, and episodes of {config.what} "
+            "have none of their own; set process: true, or drop it (max_memory_gb limits a worker)"
+        )
     if adapter_of(config.what) is not None:
         check_adapter(where, config)
     elif config.adapter:

@@ -161,7 +161,7 @@ class AlgorithmConfig(Config):
     correction."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
     """Divisor of the `constant` aggregation, in tokens; only for that aggregation. If left out:
-    sampling.max_new_tokens."""
+    sampling.max_new_tokens; of episodes data.max_episode_tokens."""
     reward_shaping: tuple[RewardShapingConfig, ...] = ()
     """Changes to the total reward of each sample, applied in this order before the advantages are
     computed."""

@@ -65,6 +65,8 @@ def _roles(config: RlvrBase) -> Iterator[str]:
             f"process_reward: nothing uses its rewards; algorithm.advantage.kind is "
             f"{algorithm.advantage.kind}, which has none for tokens; drop the role or use prime"
         )
+    if config.critic is not None and config.critic.changed("logprob_chunk_tokens"):
+        yield "critic.logprob_chunk_tokens: a critic has values and no logits; drop it"
     if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
         yield (
             f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from roll.config.checks.adapter import (
@@ -12,6 +12,7 @@ from roll.config.checks.adapter import (
     untrained_problems,
 )
 from roll.config.errors import nearest
+from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.backends import optimizer_problem
 from roll.config.sections.optimizers.base import OptimizerBase
@@ -276,6 +277,8 @@ def _checkpoint(config: RunConfig) -> Iterator[str]:
     checkpoint = config.checkpoint
     if checkpoint.keep_best and checkpoint.best_metric is None:
         yield "checkpoint.best_metric: must be set when keep_best is above 0"
+    if checkpoint.higher_is_better is not None and checkpoint.best_metric is None:
+        yield "checkpoint.higher_is_better: is for best_metric, and there is none; drop it"
     yield from _unknown_metric(config, "checkpoint.best_metric", checkpoint.best_metric)
     if config.validation.stop is not None:
         yield from _unknown_metric(config, "validation.stop.metric", config.validation.stop.metric)
@@ -316,6 +319,16 @@ def _frozen(config: RunConfig) -> Iterator[str]:
                     f"{key}.strategy.{name}: concerns the backward pass, which a frozen "
                     "model does not have; drop it"
                 )
+
+
+def weighted_set_problems(sets: Mapping[str, FileConfig]) -> Iterator[str]:
+    """Yield validation sets with a weight: each is validated whole."""
+    for name, source in sets.items():
+        if source.changed("weight"):
+            yield (
+                f"validation.sets.{name}.weight: all rows of each set are validated, and figures "
+                "are those of the set; drop it (`limit` makes a set smaller)"
+            )
 
 
 def nearest_numbers(wanted: int, known: Iterable[int]) -> str:

@@ -8,7 +8,12 @@ from typing import Literal
 
 from roll.config.algorithm.preferences import PreferenceLossConfig
 from roll.config.checks.adapter import serving_without_engine_problems
-from roll.config.checks.common import nearest_numbers, run_problems, usual_pool
+from roll.config.checks.common import (
+    nearest_numbers,
+    run_problems,
+    usual_pool,
+    weighted_set_problems,
+)
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.data import TaughtDataConfig
@@ -20,6 +25,7 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
     """Yield the problems that a config of any pipeline on existing rows can have."""
     yield from run_problems(config)
     yield from serving_without_engine_problems(config)
+    yield from weighted_set_problems(config.validation.sets)
     for key in config.track.changed("rollouts_every", "rollouts_samples", "samples"):
         yield f"track.{key}: pipeline {config.pipeline} generates no samples to keep; drop it"
     for key in config.track.changed("verify_weights"):
@@ -54,6 +60,10 @@ def labelled_source_problems(config: PreferenceConfig) -> Iterator[str]:
 def reward_model_problems(config: PreferenceConfig) -> Iterator[str]:
     """Yield sources of labelled responses, and a backend that cannot train a reward model."""
     yield from labelled_source_problems(config)
+    if config.actor_train.changed("logprob_chunk_tokens"):
+        yield (
+            "actor_train.logprob_chunk_tokens: a reward model has a score and no logits; drop it"
+        )
     if config.actor_train.strategy.kind == "megatron":
         yield (
             "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
@@ -100,9 +110,11 @@ def dpo_problems(
             "data.sources: some hold pairs, others responses with a label; a step needs as many "
             "rows each time, so use one kind"
         )
-    for i, source in enumerate(config.data.sources):
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    for key, source in sources.items():
         if source.columns.margin is not None:
-            yield f"data.sources.{i}.columns.margin: no loss of `dpo` has margins; drop it"
+            yield f"{key}.columns.margin: no loss of `dpo` has margins; drop it"
     if loss.paired:
         yield from labelled_source_problems(config)
     elif config.data.rows_per_step < 2:

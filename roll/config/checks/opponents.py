@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import nearest
-from roll.config.sections.strategy import SglangConfig, VllmConfig
 
 
 def opponent_problems(config: AgenticBase) -> Iterator[str]:
-    """Yield opponents that are unknown, that no environment names, or whose engines cannot play."""
+    """Yield opponents that are unknown, or that no environment names."""
     known = ", ".join(config.opponents) or "none"
     named = set[str]()
     for name, environment in config.environments.items():
@@ -28,11 +27,4 @@ def opponent_problems(config: AgenticBase) -> Iterator[str]:
             yield (
                 f"opponents.{name}.every: an opponent gets the merged weights; set "
                 "model.lora.serve to merged, or give it a `model`"
-            )
-        strategy = role.strategy
-        limit = strategy.max_model_len if isinstance(strategy, VllmConfig | SglangConfig) else None
-        if limit is not None and limit < config.max_sequence_tokens:
-            yield (
-                f"opponents.{name}.strategy.max_model_len: {limit} is less than the "
-                f"{config.max_sequence_tokens} tokens of data.max_episode_tokens"
             )

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import Aggregation, DistillConfig, Need
 from roll.config.base import Config
 from roll.config.checks.adapter import serving_problems
 from roll.config.checks.algorithm import algorithm_problems
-from roll.config.checks.common import nearest_numbers, raise_if_any, run_problems
+from roll.config.checks.common import (
+    nearest_numbers,
+    raise_if_any,
+    run_problems,
+    weighted_set_problems,
+)
 from roll.config.checks.domains import domain_problems
 from roll.config.checks.rewards import reward_problems
 from roll.config.checks.rollout import rollout_problems
@@ -49,7 +55,8 @@ def policy_problems(config: RlvrBase) -> Iterator[str]:
     yield from shaping_problems(config)
     yield from _sampling(config)
     yield from domain_problems(config)
-    yield from _engine(config)
+    yield from _engines(config)
+    yield from weighted_set_problems(config.validation.sets)
     yield from rollout_problems(config)
     yield from _aggregation(config)
 
@@ -229,48 +236,71 @@ def _tags(config: RlvrBase) -> Iterator[str]:
                     )
 
 
-def _engine(config: RlvrBase) -> Iterator[str]:
-    """Yield problems of a vLLM or SGLang engine, such as a `max_model_len` below the longest
-    sequence; none for other engines."""
-    strategy = config.actor_infer.strategy
-    if not isinstance(strategy, VllmConfig | SglangConfig):
-        return
-    if strategy.max_model_len is not None:
-        longest = config.max_sequence_tokens
-        if strategy.max_model_len < longest:
+def _engines(config: RlvrBase) -> Iterator[str]:
+    """Yield problems of vLLM and SGLang engines of all roles, such as a `max_model_len` below the
+    longest sequence; none for other engines."""
+    for name, role in config.roles.items():
+        strategy = role.strategy
+        if not isinstance(role, InferRole) or not isinstance(strategy, VllmConfig | SglangConfig):
+            continue
+        longest, parts = _longest(config, name)
+        if strategy.max_model_len is not None and strategy.max_model_len < longest:
             yield (
-                f"actor_infer.strategy.max_model_len: {strategy.max_model_len} is less than the "
-                f"{longest} tokens of data.max_prompt_tokens + max_new_tokens"
+                f"{name}.strategy.max_model_len: {strategy.max_model_len} is less than the "
+                f"{longest} tokens of {parts}"
             )
-    if isinstance(strategy, VllmConfig):
-        yield from _vllm(config, strategy)
+        if isinstance(strategy, VllmConfig):
+            yield from _vllm(config, name, role, strategy)
+    policy = config.roles.get(Role.ACTOR_INFER)
+    if policy is not None and isinstance(policy.strategy, VllmConfig):
+        yield from _policy_vllm(config, policy.strategy)
 
 
-def _vllm(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
-    """Yield vLLM options that exclude each other: endpoint and adapter, quantisation and float32 or
-    `verify_weights`."""
-    yield from _speculation(config, strategy)
+def _longest(config: RlvrBase, name: str) -> tuple[int, str]:
+    """Return the largest number of tokens of a sequence of the role `name`, and what it is made
+    of."""
+    group, _, judge = name.partition(".")
+    if group == "judges":
+        return config.judge_tokens(judge), "max_question_tokens + max_new_tokens"
+    made_of = "data.max_prompt_tokens + max_new_tokens"
+    if isinstance(config, AgenticBase):
+        made_of = "data.max_episode_tokens"
+    return config.max_sequence_tokens, made_of
+
+
+def _vllm(config: RlvrBase, name: str, role: InferRole, strategy: VllmConfig) -> Iterator[str]:
+    """Yield vLLM options that exclude each other, quantisation and float32, an n-gram range that
+    is empty, and room for adapters in engines that get none."""
+    model = config.models.get(f"{name}.model", config.train_model)
+    if strategy.quantization is not None and (role.dtype or model.dtype) == "float32":
+        yield (
+            f"{name}.dtype: vLLM quantises weights of bfloat16 only; set it, or leave out "
+            f"{name}.strategy.quantization"
+        )
+    if isinstance(strategy.speculation, NgramSpeculationConfig):
+        low, high = strategy.speculation.min_match, strategy.speculation.max_match
+        if low > high:
+            yield f"{name}.strategy.speculation.min_match: {low} is more than max_match = {high}"
+    if strategy.max_lora_rank and name != Role.ACTOR_INFER:
+        yield (
+            f"{name}.strategy.max_lora_rank: no adapter is pushed to these engines, so it would "
+            "take memory for nothing; drop it"
+        )
+
+
+def _policy_vllm(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
+    """Yield options of the policy's vLLM that exclude each other: endpoint and adapter,
+    quantisation and `verify_weights`, speculation and sampling."""
     if strategy.endpoint is not None and strategy.max_lora_rank:
         yield (
             "actor_infer.strategy.endpoint: requests from outside would be answered without the "
             "adapter; leave out the endpoint, or set max_lora_rank to 0"
-        )
-    dtype = config.actor_infer.dtype or config.train_model.dtype
-    if strategy.quantization is not None and dtype == "float32":
-        yield (
-            "actor_infer.dtype: vLLM quantises weights of bfloat16 only; set it, or leave out "
-            "actor_infer.strategy.quantization"
         )
     if strategy.quantization is not None and config.track.verify_weights != "never":
         yield (
             "track.verify_weights: a quantised engine does not hold what it was sent; set it to "
             "'never' where actor_infer.strategy.quantization is set"
         )
-
-
-def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
-    """Yield sampling settings that speculation does not allow, and an n-gram range that is empty;
-    nothing without speculation."""
     if strategy.speculation is None:
         return
     for key, sampling in config.samplings.items():
@@ -279,12 +309,6 @@ def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
                 "actor_infer.strategy.speculation: vLLM then reports log-probs of the unscaled and "
                 f"uncut distribution only; set {key}.temperature and {key}.top_p to 1 and "
                 f"{key}.top_k to -1, or leave out speculation"
-            )
-    if isinstance(strategy.speculation, NgramSpeculationConfig):
-        low, high = strategy.speculation.min_match, strategy.speculation.max_match
-        if low > high:
-            yield (
-                f"actor_infer.strategy.speculation.min_match: {low} is more than max_match = {high}"
             )
 
 

@@ -18,14 +18,20 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             "validation.sets: with rollout.replay there is no engine to validate with; drop them "
             "(validation.sets=null), and measure checkpoints with `roll eval`"
         )
-    if rollout.redundant_samples and rollout.siblings != "separate":
+    played = isinstance(config, AgenticBase)
+    if played and rollout.siblings == "separate":
+        yield (
+            "rollout.siblings: episodes of a task are played separately in any case; drop it "
+            "(rollout.redundant_samples does not need it here)"
+        )
+    if rollout.redundant_samples and rollout.siblings != "separate" and not played:
         yield (
             "rollout.redundant_samples: the samples of one request end together; set "
             "rollout.siblings=separate, or drop it"
         )
     yield from _drops(config)
     if rollout.loop is not None:
-        if isinstance(config, AgenticBase):
+        if played:
             yield (
                 "rollout.loop: episodes are played by environments; drop it, or use an "
                 "environment with `agent: my_module:MyAgent`"
@@ -42,6 +48,12 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
         yield (
             "rollout.in_flight: with rollout.max_staleness=0 nothing is in flight when new weights "
             "come; drop it or raise max_staleness"
+        )
+    elif rollout.in_flight == "restart" and (played or rollout.loop is not None):
+        yield (
+            "rollout.in_flight: restart begins a request anew, and here a sample is made of "
+            "several, the earlier of which would keep their old weights; use continue, with "
+            "algorithm.correction"
         )
     curriculum = config.data.curriculum
     if curriculum is not None and not config.rewards and not isinstance(config, AgenticBase):

@@ -175,8 +175,11 @@ class EnvironmentConfig(Config):
                 "`opponent` plays the players that are not trained; set `seats` and "
                 "`trained_seats: one`, or drop it"
             )
-        if self.agent is not None and (self.adapter or self.process or self.python):
-            raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
+        own_process = self.adapter or self.process or self.python or self.changed("memory_gb")
+        if self.agent is not None and own_process:
+            raise ValueError(
+                "`adapter`, `process`, `python` and `memory_gb` are for `env`; drop them"
+            )
         if self.agent is not None and self.changed("concurrency"):
             raise ValueError(
                 "`concurrency` is for `env`: an agent runs from its first request to its last, and "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from roll.config.base import Config
 from roll.config.errors import nearest
@@ -260,3 +260,12 @@ class TrackConfig(Config):
     verify_weights: Literal["never", "first", "always"] = "first"
     """Comparison of checksums of the trained weights and the weights that engines received: after
     the first weight push, after every push, or never."""
+
+    @model_validator(mode="after")
+    def _dumps_something(self) -> Self:
+        """Refuse a size of dumps without dumps."""
+        if self.rollouts_every is None and self.changed("rollouts_samples"):
+            raise ValueError(
+                "rollouts_samples: with rollouts_every: null nothing is dumped; drop one of the two"
+            )
+        return self

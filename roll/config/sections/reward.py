@@ -143,6 +143,10 @@ class RewardConfig(Config):
                     f"`workers`: {self.workers} workers cannot share remote.concurrency = "
                     f"{self.remote.concurrency}; use fewer"
                 )
+        if self.model is None and self.changed("max_tokens_per_microbatch"):
+            raise ValueError(
+                "`max_tokens_per_microbatch` concerns the passes of a `model`; drop it"
+            )
         if self.clock == "cpu" and self.in_process:
             raise ValueError(
                 "`clock: cpu` measures a child process; set `in_process: false`, or drop `clock`"

@@ -138,7 +138,8 @@ class RolloutConfig(Config):
     in_flight: Literal["continue", "restart"] = "continue"
     """Treatment of unfinished samples when new weights arrive. `continue`: the sample goes on, and
     each token keeps the weight version and the log-prob that it was written with. `restart`: the
-    sample is generated again from the beginning."""
+    sample is generated again from the beginning; refused where it is made of several requests, in
+    pipeline: agentic and with `loop`."""
     extra_prompts: int = Field(default=0, ge=0)
     """Number of prompts in flight beyond the number needed. The groups that finish first are used;
     those that would become too old are aborted and tried again later. This favours short
@@ -146,11 +147,11 @@ class RolloutConfig(Config):
     siblings: Literal["together", "separate"] = "together"
     """Form of the requests for the samples of a prompt. `together`: one request for all of them.
     `separate`: one request per sample; samples are rewarded one by one, and can go to several
-    replicas."""
+    replicas. Episodes are always played separately, and refuse it."""
     redundant_samples: int = Field(default=0, ge=0)
     """Number of samples per prompt beyond data.samples_per_prompt. The first samples that finish
-    form the group, and the others are aborted. Needs `siblings: separate`. This favours short
-    responses."""
+    form the group, and the others are aborted. Needs `siblings: separate`, except for episodes.
+    This favours short responses."""
     routing: Literal["sticky", "least_loaded"] = "sticky"
     """Choice of the replica for a request. `sticky`: all requests of a prompt go to the replica
     that has cached its prefix, while there is room. `least_loaded`: each request goes to the

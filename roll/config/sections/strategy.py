@@ -74,7 +74,8 @@ class DeepspeedConfig(Config):
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
-        """Refuse an optimizer offload at stage 0, and a parameter offload at any stage but 3."""
+        """Refuse an optimizer offload at stage 0, and at any stage but 3 a parameter offload and a
+        size up to which parameters stay whole."""
         if self.offload_optimizer and self.stage == 0:
             raise ValueError(
                 "offload_optimizer needs stage 1 or above; raise stage or leave it out"
@@ -83,6 +84,11 @@ class DeepspeedConfig(Config):
             raise ValueError(
                 f"offload_parameters needs stage 3, stage is {self.stage}; set stage: 3 or leave "
                 "it out"
+            )
+        if self.changed("whole_below_elements") and self.stage != 3:
+            raise ValueError(
+                f"whole_below_elements: stage {self.stage} divides no parameters; set stage: 3 or "
+                "leave it out"
             )
         return self
 
@@ -196,7 +202,8 @@ class VllmConfig(Config):
     """Pipeline parallel size of one replica, which takes tp * pp devices."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Largest number of tokens of prompt and response together. If left out: data.max_prompt_tokens
-    + sampling.max_new_tokens."""
+    + sampling.max_new_tokens; of episodes data.max_episode_tokens; of a judge max_question_tokens +
+    the `max_new_tokens` of what it is asked."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
     """Share of the memory of each GPU for weights and KV cache."""
     kv_cache_gb: float | None = Field(default=None, gt=0)
@@ -254,9 +261,11 @@ class SglangConfig(Config):
     """Tensor parallel size of one replica."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Largest number of tokens of prompt and response together. If left out: data.max_prompt_tokens
-    + sampling.max_new_tokens."""
+    + sampling.max_new_tokens; of episodes data.max_episode_tokens; of a judge max_question_tokens +
+    the `max_new_tokens` of what it is asked."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
-    """Share of the memory of each GPU for weights and KV cache."""
+    """Share of the memory of each GPU for weights and KV cache. Without a GPU it is not read:
+    `kv_cache_tokens` is the size of the cache there."""
     kv_cache_tokens: int | None = Field(default=None, ge=1)
     """Size of the KV cache in tokens, in place of a share of the memory. Without a GPU: 16384
     unless set."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.environment import EnvironmentConfig, TaskSource
+from roll.envs.loading import check_env
 from tests.pipelines.test_agentic import task
 
 
@@ -185,3 +186,32 @@ def test_rewards_of_turns_that_nothing_reads_are_refused(tmp_path: Path) -> None
     assert "environments.words.credit: distill with mix = 0" in told
     told = refused(path, teacher, "algorithm.loss=[{kind: distill}]")
     assert "environments.words.credit: changes advantages, which distill does not read" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("rollout.siblings=separate", "rollout.siblings: episodes of a task are played separately"),
+        (
+            "rollout={in_flight: restart, max_staleness: 1}",
+            "rollout.in_flight: restart begins a request anew",
+        ),
+    ],
+)
+def test_a_choice_that_episodes_do_not_have_is_refused(
+    change: str, told: str, tmp_path: Path
+) -> None:
+    assert told in refused(task(tmp_path), change)
+
+
+def test_redundant_episodes_need_no_other_setting(tmp_path: Path) -> None:
+    assert load_config(task(tmp_path), ["rollout.redundant_samples=1"]).config is not None
+
+
+def test_a_limit_of_memory_needs_a_process_for_each_episode() -> None:
+    with pytest.raises(ValidationError, match="`memory_gb` are for `env`"):
+        EnvironmentConfig(agent="a:b", memory_gb=1.0)
+    for env in ("frozen_lake", "a:B"):
+        with pytest.raises(ConfigError, match=r"environments\.x\.memory_gb: limits the process"):
+            check_env("environments.x", EnvironmentConfig(env=env, memory_gb=1.0))
+    check_env("environments.x", EnvironmentConfig(env="a:B", memory_gb=1.0, process=True))

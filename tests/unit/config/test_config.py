@@ -625,3 +625,72 @@ def test_parts_of_a_model_that_is_not_trained_are_not_frozen(
 ) -> None:
     told = error(run_file, *changes, f"{key}.freeze=[vision]")
     assert f"{key}.freeze: nothing of this model is trained" in told
+
+
+JUDGE = (
+    "judges={j: {pool: all, model: {path: judge}, max_question_tokens: 50, strategy: {kind: vllm}}}"
+)
+JUDGED = "rewards.asked={judge: {by: j, template: x, max_new_tokens: 20}, tags: [sort]}"
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        (
+            "rollout={in_flight: restart, max_staleness: 1, loop: {kind: 'tests.own_parts:Plain'}}",
+            "rollout.in_flight: restart begins a request anew",
+        ),
+        (
+            "validation.sets.v={path: b.jsonl, tag: sort, weight: 2.0}",
+            "validation.sets.v.weight: all rows of each set are validated",
+        ),
+        (
+            "critic={pool: all, logprob_chunk_tokens: 8}|algorithm.advantage={kind: gae}",
+            "critic.logprob_chunk_tokens: a critic has values and no logits",
+        ),
+        (
+            "rewards.sort.max_tokens_per_microbatch=8",
+            "`max_tokens_per_microbatch` concerns the passes of a `model`",
+        ),
+        (
+            "actor_train.strategy={kind: deepspeed, stage: 2, whole_below_elements: 5}",
+            "whole_below_elements: stage 2 divides no parameters",
+        ),
+        (
+            "judges.j.strategy={kind: vllm, max_model_len: 69}",
+            "judges.j.strategy.max_model_len: 69 is less th",
+        ),
+        (
+            "judges.j.strategy={kind: sglang, max_model_len: 69}",
+            "69 is less than the 70 tokens of max_question_tokens + max_new_tokens",
+        ),
+        (
+            "judges.j.strategy={kind: vllm, max_lora_rank: 8}",
+            "judges.j.strategy.max_lora_rank: no adapter is",
+        ),
+        (
+            "judges.j.strategy={kind: vllm, speculation: {kind: ngram, min_match: 5}}",
+            "judges.j.strategy.speculation.min_match: 5 is more than max_match = 4",
+        ),
+        (
+            "judges.j.strategy={kind: vllm, quantization: fp8_per_channel}",
+            "judges.j.dtype: vLLM quantises weights of bfloat16 only",
+        ),
+        (
+            "track={rollouts_every: null, rollouts_samples: 8}",
+            "rollouts_samples: with rollouts_every: null nothing is dumped",
+        ),
+        ("checkpoint.higher_is_better=true", "checkpoint.higher_is_better: is for best_metric"),
+        (
+            "data={chat_template: false, chat_template_kwargs: {enable_thinking: false}}",
+            "chat_template_kwargs: are for the tokenizer's own template",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_refused(run_file: Path, override: str, part: str) -> None:
+    judges = (JUDGE, JUDGED) if override.startswith("judges") else ()
+    assert part in error(run_file, *judges, *override.split("|"))
+
+
+def test_engines_of_judges_hold_a_question_and_its_answer(run_file: Path) -> None:
+    load_config(run_file, [JUDGE, JUDGED, "judges.j.strategy={kind: vllm, max_model_len: 70}"])

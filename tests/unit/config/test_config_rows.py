@@ -113,6 +113,21 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "dpo",
+        {"validation": {"sets": {"x": {**PAIRS, "columns": {"margin": "m"}}}}},
+        "validation.sets.x.columns.margin: no loss of `dpo` has margins",
+    ),
+    (
+        "dpo",
+        {"validation": {"sets": {"x": {**PAIRS, "weight": 2.0}}}},
+        "validation.sets.x.weight: all rows of each set are validated",
+    ),
+    (
+        "reward_model",
+        {"actor_train": {"pool": "all", "logprob_chunk_tokens": 8}},
+        "actor_train.logprob_chunk_tokens: a reward model has a score",
+    ),
+    (
+        "dpo",
         {"loss": {"kind": "kto"}, "data": {"sources": [PAIRS], "rows_per_step": 1}},
         "needs at least 2 rows",
     ),

@@ -56,6 +56,18 @@ def _load(folder: Path, rewards: dict[str, Any], judge: Any = JUDGE, **changes: 
         ({"r": {"judge": ASKED, "kwargs": {"a": 1}}}, {}, "`judge` has settings of its own"),
         ({"r": {"judge": {**ASKED, "votes": 3}}}, {}, "all equal; raise `temperature`"),
         (
+            {
+                "r": {
+                    "judge": {
+                        **ASKED,
+                        "verdict": {"kind": "json", "classes": {"a": 1.0, "b": 0.0}, "high": 5.0},
+                    }
+                }
+            },
+            {},
+            "high: `classes` have scores of their own",
+        ),
+        (
             {"r": {"judge": {**ASKED, "verdict": {"kind": "json", "criteria": ["cost"]}}}},
             {},
             "'cost' is taken",

@@ -67,6 +67,12 @@ class JsonVerdictConfig(_Scale):
             raise ValueError(f"criteria: {what}; choose another name")
         if self.classes is not None and len(self.classes) < 2:
             raise ValueError("classes: needs two names or more")
+        unread = self.changed("low", "high", "integer")
+        if self.classes is not None and not self.criteria and unread:
+            raise ValueError(
+                f"{unread[0]}: `classes` have scores of their own, and without `criteria` there "
+                "are no numbers; drop it"
+            )
         if self.integer and (self.low % 1 or self.high % 1):
             raise ValueError("integer: low and high must be whole numbers, or integer false")
         return self
@@ -189,7 +195,8 @@ class ClusterJudgeConfig(InferRole):
     max_question_tokens: int = Field(default=8192, ge=1)
     """Largest number of tokens of a question. A longer one is a failure of the sample."""
     template_args: dict[str, Any] = {}
-    """Further variables of the chat template, such as `enable_thinking: false`."""
+    """Further variables of the chat template, such as `enable_thinking: false`. A name that the
+    template does not mention is refused."""
     grammar: bool = True
     """Let the engine write only what fits the grammar of JSON verdicts. `sglang` cannot do that
     here, and needs false."""
