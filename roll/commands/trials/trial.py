@@ -256,10 +256,10 @@ def _maker(config: RunConfig) -> Make:
 
     # The present serves as the date in chat templates: another date does not change the length.
     plain = load_tokenizer(config.train_model, fetch=False)
-    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, plain)
     tokenizer = DatedTokenizer(plain, datetime.now())
     make: Any
     assert isinstance(config, RlvrBase | OfflineConfig)
+    check_variables("data.chat_template_kwargs", config.data.chat_template_kwargs, plain)
     seen = placeholders(config.train_model, config.data.pictures, fetch=False)
     if isinstance(config, RlvrBase):
         check_token_ids(config.samplings | config.validation_samplings, plain)
