@@ -42,7 +42,7 @@ def _roles(config: RlvrBase) -> Iterator[str]:
     if Need.SIBLINGS in needs and compares and config.compared_samples < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
-            f"prompt{_each_player(config)} and needs at least 2; with 1 use "
+            f"prompt and needs at least 2{_each_player(config)}; with 1 use "
             "algorithm.advantage.kind=reinforce"
         )
     if Need.CRITIC in needs and config.critic is None:
@@ -117,7 +117,7 @@ def _pass_k(config: RlvrBase) -> Iterator[str]:
 
 def _each_player(config: RlvrBase) -> str:
     """Return, for a message, that samples of one player are meant if there are several players."""
-    return " and player" if config.compared_samples < config.data.samples_per_prompt else ""
+    return " of each player" if config.compared_samples < config.data.samples_per_prompt else ""
 
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:

@@ -156,11 +156,11 @@ def test_groups_are_those_of_one_player(tmp_path: Path) -> None:
     """Each player's samples are compared with one another, not with those of the other player."""
     seats = ["environments.words.seats=2", "validation.sets=null"]
     told = refused(task(tmp_path), *seats)
-    assert "compares the samples of one prompt and player and needs at least 2" in told
+    assert "compares the samples of one prompt and needs at least 2 of each player" in told
     more = [*seats, "data.samples_per_prompt=4"]
     assert load_config(task(tmp_path), more).config is not None
     pass_k = "algorithm.advantage={kind: pass_k, k: 3}"
-    assert "3 of 2 samples per prompt and player" in refused(task(tmp_path), *more, pass_k)
+    assert "3 of 2 samples per prompt of each player" in refused(task(tmp_path), *more, pass_k)
 
 
 @pytest.mark.parametrize(
