@@ -23,7 +23,7 @@ RULES = (
         "not_finite",
         conditions.not_finite,
         "lower the learning rate; look at the data and the rewards of the first such step; train "
-        "in bfloat16 rather than float16",
+        "in float32 to see whether bfloat16 is to blame",
         explains=("engine_mismatch", "stale_samples", *AFTER_WRONG_SAMPLES),
     ),
     Rule(
