@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 import torch
 
 from mcore_adapter.convert import commands
+from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.convert.shapes import check_widths
 from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.errors import ConversionError, LayoutError, McoreAdapterError, UnknownModelError
+from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, contents, numbered, write
+from tests.convert.tiny_models import COMMON, MODELS
 
 CONFIG = {
     "model_type": "llama",
@@ -81,6 +86,30 @@ def test_a_layout_that_does_not_divide(sizes: ParallelSizes, match: str, src: Pa
 def test_a_dimension_that_does_not_divide(tmp_path: Path) -> None:
     src = numbered(tmp_path / "src", {**CONFIG, "intermediate_size": 6})
     refused(LayoutError, r"mlp\.linear_fc1\.weight: 12 of shape", src, ParallelSizes(tp=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "match"),
+    [
+        (
+            "qwen3_moe",
+            ParallelSizes(etp=3),
+            r"experts.*fc1.*does not divide over 3 tensor",
+        ),
+        ("qwen3", ParallelSizes(tp=4), None),
+        ("qwen3_next", ParallelSizes(tp=4), "num_key_value_heads 2 does not divide over tp = 4"),
+        ("qwen3_5", ParallelSizes(tp=4), "num_key_value_heads 2 does not divide over tp = 4"),
+    ],
+)
+def test_what_megatron_cannot_build_is_refused_before_weights_are_read(
+    name: str, sizes: ParallelSizes, match: str | None
+) -> None:
+    """Megatron-Core asserts, or fails in the first forward pass, without a name."""
+    more = {"linear_num_key_heads": 4} if name in ("qwen3_next", "qwen3_5") else {}
+    table = table_of({**COMMON, **MODELS[name], **more})
+    with nullcontext() if match is None else pytest.raises(LayoutError, match=match):
+        check_layout(table, sizes)
+        check_widths(table, sizes)
 
 
 def test_a_truncated_file(src: Path) -> None:

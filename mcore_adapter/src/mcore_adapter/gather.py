@@ -84,7 +84,7 @@ def export(
         found = value(held.tensor)
         if found is not None:
             mine[held.task.name] = found
-    metas, device = _metas_of_all(mine), _device(mine)
+    metas, device = _metas_of_all(mine), _device(mine, chunks)
     due = [t for t in tasks(table, sizes) if t.name in metas and t.param.copy_of is None]
     stacks: dict[str, dict[int, Tensor]] = {}
     for bucket in _buckets(due, table, sizes, metas, bucket_bytes):
@@ -211,9 +211,11 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _device(mine: dict[str, Tensor]) -> torch.device:
-    """Return the device of this rank's tensors; the CPU if it has none."""
-    return next((t.device for t in mine.values()), torch.device("cpu"))
+def _device(mine: dict[str, Tensor], chunks: Sequence[nn.Module]) -> torch.device:
+    """Return the device of this rank's tensors; if it exports none, that of its model, with which
+    other ranks share theirs: one that had them on a CPU would wait in another process group."""
+    own = (*mine.values(), *(tensor for chunk in chunks for tensor in chunk.parameters()))
+    return next((tensor.device for tensor in own), torch.device("cpu"))
 
 
 def _to_hf(

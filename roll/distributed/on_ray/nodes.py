@@ -33,8 +33,14 @@ class Node:
     gpus: int
 
 
-def wait_for_nodes(count: int, timeout_s: float) -> list[Node]:
-    """Wait until at least `count` nodes are alive; return all of them, the driver's node first.
+def wait_for_nodes(
+    count: int, timeout_s: float, *, platform: str = "cpu", per_node: int | None = None
+) -> list[Node]:
+    """Wait until at least `count` nodes are alive that have the devices; return all nodes, the
+    driver's node first.
+
+    Args:
+        platform, per_node: see `with_devices`.
 
     Raises:
         WaitTimeoutError: after `timeout_s` there are fewer nodes.
@@ -42,16 +48,30 @@ def wait_for_nodes(count: int, timeout_s: float) -> list[Node]:
     deadline = time.monotonic() + timeout_s
     while True:
         nodes = _alive_nodes()
-        if len(nodes) >= count:
+        missing = count - len(with_devices(nodes, platform, per_node))
+        if missing <= 0:
             return nodes
         if time.monotonic() > deadline:
-            there = ", ".join(node.address for node in nodes) or "none"
+            gpus = platform == "cuda" or any(node.gpus for node in nodes)
+            there = ", ".join(f"{n.address} ({n.gpus} GPUs)" if gpus else n.address for n in nodes)
+            wanted = f" with {per_node or 1} GPUs" if gpus and platform != "cpu" else ""
             raise WaitTimeoutError(
-                f"waited {timeout_s:g} s for {count} Ray nodes (cluster.nodes), "
-                f"{count - len(nodes)} still missing; there are: {there}. "
+                f"waited {timeout_s:g} s for {count} Ray nodes{wanted} (cluster.nodes), {missing} "
+                f"still missing; there are: {there or 'none'}. "
                 "Run `ray start --address=...` on the others"
             )
         time.sleep(POLL_S)
+
+
+def with_devices(nodes: Sequence[Node], platform: str, per_node: int | None) -> list[Node]:
+    """Return the nodes that have the devices of a run; without GPUs all.
+
+    Args:
+        platform: `cluster.platform`; `auto`: on GPUs if any node has one.
+        per_node: number of GPUs that a node must have; None: one.
+    """
+    gpus = platform == "cuda" or (platform == "auto" and any(node.gpus for node in nodes))
+    return [node for node in nodes if not gpus or node.gpus >= (per_node or 1)]
 
 
 def _alive_nodes() -> list[Node]:
@@ -76,8 +96,7 @@ def usable_nodes(nodes: Sequence[Node], layout: DeviceLayout) -> list[Node]:
     Raises:
         ConfigError: too few nodes have enough GPUs.
     """
-    cuda = layout.platform == "cuda"
-    fit = [node for node in nodes if not cuda or node.gpus >= layout.devices_per_node]
+    fit = with_devices(nodes, layout.platform, layout.devices_per_node)
     if len(fit) < layout.nodes:
         have = ", ".join(f"{node.address}: {node.gpus}" for node in nodes)
         raise ConfigError(

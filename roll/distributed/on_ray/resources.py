@@ -180,8 +180,18 @@ class ResourceManager:
     ) -> tuple[DeviceLayout, list[Node]]:
         """Join the Ray at `address`; return the layout of the devices and the nodes with them."""
         self._connect(address)
-        nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
+        nodes = wait_for_nodes(
+            config.nodes,
+            config.start_timeout_s,
+            platform=config.platform,
+            per_node=config.devices_per_node,
+        )
         layout = plan_layout(config, pools, _smallest(nodes), joined=True)
+        if config.platform == "auto" and layout.platform == "cpu":
+            logger.warning(
+                "no node of this Ray has GPUs, so the run uses their cores; cluster.platform=cuda "
+                "waits for nodes with GPUs, cpu says that cores are meant"
+            )
         return layout, usable_nodes(nodes, layout)
 
     def _actor_settings(

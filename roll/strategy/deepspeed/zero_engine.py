@@ -130,6 +130,16 @@ def _cut(
         remote_device="cpu" if config.offload_parameters else None,
         pin_memory=device.type != "cpu",
     )
+    move_buffers(model, device)
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move the buffers of a model, such as the biases of routers, to the device: ZeRO-3 moves
+    parameters alone, and the engine nothing of a model that is partitioned already."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 class _Arriving(nn.Module):

@@ -15,6 +15,7 @@ from torch import nn
 from mcore_adapter.convert.conversion_plan import check_layout, tasks
 from mcore_adapter.convert.fused_experts import names_in_files
 from mcore_adapter.convert.lora_table import Lora
+from mcore_adapter.convert.shapes import check_widths
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.gather import ShapeAndDtype, exported
@@ -110,6 +111,7 @@ def load_model(
         found = read_config(folder, _replaced(model))
         table = table_in(folder)
         check_layout(table, sizes)
+        check_widths(table, sizes)
         bare = build_model(found, sizes, options)
         load(folder, bare, table, sizes)
         for chunk in bare:

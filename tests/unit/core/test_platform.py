@@ -27,7 +27,7 @@ from roll.distributed.on_ray.environment import (
     prepare_ray,
     secrets,
 )
-from roll.distributed.on_ray.nodes import numbered
+from roll.distributed.on_ray.nodes import Node, numbered, with_devices
 from roll.platform import get_platform
 from roll.platform.machine import (
     Machine,
@@ -254,6 +254,18 @@ def test_secrets_take_another_way_than_the_variables_that_ray_logs() -> None:
     assert env["HF_HOME"] == "/h"
     assert not set("abcde") & set(env.values())
     assert secrets(own, driver) == {"HF_TOKEN": "e", "VLLM_API_KEY": "b", "MY_PASSWORD": "d"}
+
+
+def test_a_head_without_gpus_is_no_node_of_a_run_on_gpus() -> None:
+    """A run with two nodes of 8 GPUs would else begin, or give up, with the head and the first."""
+    head, first, second = Node("h", "h", 4, 0), Node("a", "a", 64, 8), Node("b", "b", 64, 8)
+    for platform in ("auto", "cuda"):
+        assert with_devices([head, first], platform, 8) == [first]
+        assert with_devices([head, first, second], platform, None) == [first, second]
+        assert with_devices([head, Node("c", "c", 64, 4)], platform, 8) == []
+    assert with_devices([head], "auto", 8) == [head]
+    assert with_devices([head], "cuda", None) == []
+    assert with_devices([head, first], "cpu", None) == [head, first]
 
 
 def test_gpus_are_numbered_by_their_number_or_in_the_order_of_their_uuids() -> None:

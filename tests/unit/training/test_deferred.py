@@ -22,6 +22,7 @@ from roll.models.deferred.files import BUFFER_BYTES, stored_tensors
 from roll.models.deferred.recipes import read_run, run_boxes
 from roll.models.deferred.tensor import Deferred, fill, move, realize
 from roll.models.load import load_causal_lm, load_config, load_score_model, load_value_model
+from roll.strategy.deepspeed.zero_engine import move_buffers
 from tests.families import config_of, save
 from tests.tiny import save_tiny_model
 
@@ -234,3 +235,11 @@ def same(loaded: Any, deferred: Any) -> None:
     }
     settings = [str(getattr(each, "generation_config", None)) for each in (loaded, deferred)]
     assert settings[0] == settings[1]
+
+
+def test_the_buffers_of_a_partitioned_model_move_alone() -> None:
+    """ZeRO-3 moves parameters itself; biases of routers would stay on the CPU."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    move_buffers(model, torch.device("meta"))
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}

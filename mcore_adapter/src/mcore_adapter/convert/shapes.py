@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mcore_adapter.convert.arrays import Outline
-from mcore_adapter.convert.conversion_plan import Task
+from mcore_adapter.convert.conversion_plan import Task, tasks
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 _SHOWN = 3
 
@@ -31,6 +32,15 @@ class FullShapes:
             found = task.param.op.to_mcore(outlines, self._table.shape).shape
             self._known[id(task.param)] = found
         return found
+
+
+def check_widths(table: ModelTable, sizes: ParallelSizes) -> None:
+    """Raise `LayoutError` unless each matrix divides over the ranks that share it: Megatron-Core
+    asserts it without a name. `check_layout` comes first."""
+    full = FullShapes(table)
+    for task in {id(task.param): task for task in tasks(table, sizes)}.values():
+        if not task.param.pads_vocab:  # the vocabulary is padded to divide
+            task.param.shard.shard_shape(full(task), task.shards(sizes), task.name)
 
 
 def hf_shapes(task: Task, table: ModelTable) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter.convert.conversion_plan import check_layout
+from mcore_adapter.convert.shapes import check_widths
 from mcore_adapter.convert.storage.folders import open_hf
 from mcore_adapter.errors import ConfigError, DataError
 from mcore_adapter.models import table_of
@@ -34,7 +35,9 @@ def train(settings: Settings) -> bool:
     Raises:
         McoreAdapterError: settings, data, model and checkpoint do not fit each other.
     """
-    check_layout(table_of(open_hf(settings.model).config), settings.layout.sizes)
+    table = table_of(open_hf(settings.model).config)
+    check_layout(table, settings.layout.sizes)
+    check_widths(table, settings.layout.sizes)
     with joined(settings.layout.sizes, settings.seed) as device:
         run = prepare(settings, device)
         # Until here there is no progress to save, so Ctrl-C stops at once.

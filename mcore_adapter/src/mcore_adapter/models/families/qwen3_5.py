@@ -58,7 +58,8 @@ def table(config: Config) -> ModelTable:
         *delta_net(config, shape, linear),
         *mlp(MCORE + "mlp.", HF + "mlp."),
         *next_token_layer(config, shape, mlp),
-        divisible=linear_heads(config),
+        # Where ranks share a key head, Megatron-Core divides queries, but not their gates.
+        divisible={**linear_heads(config), "num_key_value_heads": shape.num_kv_heads},
     )
 
 

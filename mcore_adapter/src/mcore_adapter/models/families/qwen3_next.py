@@ -50,7 +50,8 @@ def table(config: Config) -> ModelTable:
         *delta_net(config, shape, linear),
         *mlps(config, shape),
         *next_token_layer(config, shape, partial(experts, config, shape)),
-        divisible=linear_heads(config),
+        # Where ranks share a key head, Megatron-Core divides queries, but not their gates.
+        divisible={**linear_heads(config), "num_key_value_heads": shape.num_kv_heads},
     )
 
 
