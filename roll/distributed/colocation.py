@@ -34,6 +34,9 @@ class Resident:
     drop: Callable[[], object] | None = None
     """Function that does what `offload` does, but need not keep the weights, because new ones are
     to come. None for residents that always keep them."""
+    free: Callable[[], object] | None = None
+    """Function that gives back memory which is reserved on the devices, but not in use, before the
+    weights of a push enter beside the part. None for residents that reserve none."""
     exists: Callable[[], bool] = lambda: True
     """Function that tells whether the part can be moved onto its devices. It returns False for a
     part whose worker is lost: that part comes back through `starting`, and until then its `offload`
@@ -124,6 +127,9 @@ class Colocation:
             if self.loaded.intersection(receiving):
                 self._clear(self._devices(sending), keep=set(sending))
             self._enter(sending)
+            if self._devices(sending) & self._devices(receiving):
+                free = [self.residents[part].free for part in sending]
+                run_in_parallel([one for one in free if one is not None])
             self._enter_with_weights(receiving)
         yield
 

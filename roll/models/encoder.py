@@ -10,6 +10,7 @@ from torch import Tensor
 
 from roll.config.sections.model import ModelConfig
 from roll.models.load import load_encoder, load_tokenizer
+from roll.platform.cuda import free_cached
 
 Pooling = Literal["mean", "first", "last"]
 
@@ -69,8 +70,8 @@ class Encoder:
     def move(self, device: str) -> None:
         """Move the model to the CPU (`cpu`), or back to its own device (`own`)."""
         self._model.to("cpu" if device == "cpu" else self._device)
-        if device == "cpu" and self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        if device == "cpu":
+            free_cached()
 
 
 def pooled(hidden_NTD: Tensor, mask_NT: Tensor, pooling: Pooling) -> Tensor:

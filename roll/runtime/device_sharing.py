@@ -49,6 +49,7 @@ class DeviceSharing:
                 self.devices[role],
                 onload=partial(cluster.call, ScoreWorker.onload),
                 offload=partial(cluster.call, ScoreWorker.offload),
+                free=partial(cluster.call, ScoreWorker.free_cached),
             ),
         )
         return cluster

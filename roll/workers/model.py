@@ -12,6 +12,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, LEAST, dispatch
 from roll.distributed.remote_values import RemoteValue
 from roll.distributed.worker import Worker
+from roll.platform.cuda import free_cached
 from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
 from roll.workers.teacher_heads import TeacherHeads
 
@@ -38,6 +39,11 @@ class ScoreWorker(Worker, Generic[T]):
     def onload(self) -> None:
         self.strategy.onload()
 
+    @dispatch(BROADCAST)
+    def free_cached(self) -> None:
+        """Give device memory that is reserved, but not in use, back to the device."""
+        free_cached()
+
     def close(self) -> None:
         self.strategy.close()
         super().close()
@@ -62,8 +68,14 @@ class TrainWorker(ScoreWorker[T]):
     @dispatch(BROADCAST)
     def offload(self) -> None:
         """Offload the model, and drop the copies of the teachers' heads on the device."""
+        self.teacher_heads.offload()  # first, as the other also frees what is reserved
         super().offload()
+
+    @dispatch(BROADCAST)
+    def free_cached(self) -> None:
+        """Drop the copies of the teachers' heads, too."""
         self.teacher_heads.offload()
+        super().free_cached()
 
     @dispatch(BROADCAST)
     def receive_teacher_heads(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:

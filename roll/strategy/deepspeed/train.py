@@ -25,6 +25,7 @@ from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.models.deferred.recipes import read_run
 from roll.models.deferred.tensor import Deferred, fill
 from roll.models.trained import select_trained
+from roll.platform.cuda import free_cached
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import (
     ModelSetup,
@@ -201,7 +202,7 @@ class DeepspeedStrategy(Generic[T]):
     def offload(self) -> None:
         if self._device.type != "cpu":
             self._parking.put_aside(t for t in self.states() if t.device.type != "cpu")
-            torch.cuda.empty_cache()
+            free_cached()
 
     def onload(self) -> None:
         self._parking.take_back()

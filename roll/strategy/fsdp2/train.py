@@ -24,6 +24,7 @@ from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora, ulysses
 from roll.models.checkpoint_tensors import CheckpointLayout
+from roll.platform.cuda import free_cached
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.fsdp2 import export, mesh, state
@@ -182,7 +183,7 @@ class Fsdp2Strategy(Generic[T]):
     def offload(self) -> None:
         if self._moves:
             self._move(torch.device("cpu"))
-            torch.cuda.empty_cache()
+        free_cached()  # with `cpu_offload`, too: what a step has used is still reserved
 
     def onload(self) -> None:
         if self._moves:

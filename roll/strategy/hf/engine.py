@@ -24,6 +24,7 @@ from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsErro
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.models.vision.tower import find_tower
+from roll.platform.cuda import free_cached
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.decoding import Decoding
 from roll.strategy.hf.grammar import Grammars, Matcher
@@ -153,7 +154,7 @@ class HfEngine:
         """
         if self._spec.platform == "cuda":
             await self._run(self._move, "cpu")
-            torch.cuda.empty_cache()  # torch would keep it reserved for this process
+            free_cached()
 
     async def wake(self, *, weights_only: bool = False) -> None:
         """Move the weights back to the device.

@@ -11,6 +11,7 @@ from roll.core.batches import TokenBatch
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.platform import get_platform
+from roll.platform.cuda import free_cached
 from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.training import forward
 from roll.strategy.training.teacher_forward import output_head
@@ -60,8 +61,7 @@ class HfScore(Generic[T]):
 
     def offload(self) -> None:
         self._model.to("cpu")
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached()
 
     def onload(self) -> None:
         self._model.to(self._device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mcore_adapter.local_tensors import unwrapped
+from roll.platform.cuda import free_cached
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.megatron.update import Update
 
@@ -23,7 +24,7 @@ def offload(model: MegatronModel, update: Update | None) -> None:
         for buffer in _buffers(model):
             buffer.offload_to_cpu()
     _move(model, update, _CPU)
-    torch.cuda.empty_cache()
+    free_cached()
 
 
 def onload(model: MegatronModel, update: Update | None, device: torch.device) -> None:

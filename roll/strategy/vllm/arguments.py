@@ -85,6 +85,8 @@ def _memory(config: VllmConfig, max_model_len: int, cpu_token_bytes: int | None)
         arguments["sleep_preserve_parameter_names"] = ["draft.*"]
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
+        # vLLM wants this share of the device free when it starts, whatever the cache's size.
+        arguments["gpu_memory_utilization"] = 0.01
     return arguments
 
 

@@ -55,7 +55,8 @@ class CudaBuckets:
         torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        """Do nothing: the allocator frees the memory once the last receiver has closed it."""
+        """Do nothing: the memory is free once the last receiver has closed it, and `free_cached`
+        gives it back to the device."""
 
 
 def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceBuffer, DeviceBuffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -123,6 +124,20 @@ def test_a_push_to_an_engine_that_is_all_there_frees_the_shared_device_first() -
     with colocation.push(TRAIN, INFER):
         pass
     assert devices.log == ["actor_infer off", "actor_train all", "actor_infer weights"]
+
+
+def test_a_trainer_gives_back_what_it_reserves_before_weights_enter_beside_it() -> None:
+    """After a step it is there already, with the memory of activations reserved for itself."""
+    for shared in (True, False):
+        devices, colocation = started(actor_infer={0 if shared else 1}, actor_train={0})
+        [name] = colocation.parts(TRAIN)
+        free = partial(devices.log.append, "free")
+        colocation.residents[name] = replace(colocation.residents[name], free=free)
+        with colocation.use(TRAIN):
+            devices.log.clear()
+        with colocation.push(TRAIN, INFER):
+            pass
+        assert devices.log == ["free"] * shared + ["actor_infer weights"]
 
 
 def test_a_push_between_devices_of_their_own_leaves_both_as_they_are() -> None:
