@@ -94,9 +94,9 @@ def start_model_clusters(
     sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
     colocation = sharing.colocation
     replicas, loading = _start_engines(config, launcher, loop, colocation)
-    reward_models = start_reward_models(config, launcher, colocation)
-    if beside & sharing.devices[Role.ACTOR_INFER]:
+    if guests & sharing.devices[Role.ACTOR_INFER]:
         wait_for_engines(loading, config.cluster.start_timeout_s)
+    reward_models = start_reward_models(config, launcher, colocation)
     lock, side = FairLock(), SideEngines(config, launcher, loop, colocation)
     judges = start_judges(side, lock)
     others = start_opponents(played, side)

@@ -26,7 +26,12 @@ from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.services.judge import ClusterJudgeConfig
 from roll.config.sections.services.opponent import OpponentConfig
-from roll.config.sections.strategy import HfScoreConfig, MegatronConfig
+from roll.config.sections.strategy import (
+    DeepspeedConfig,
+    HfScoreConfig,
+    MegatronConfig,
+    TrainStrategyConfig,
+)
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.config.step_plan import rows_together, sequences_of, trained_rows
 from roll.distributed.device_layout import address_to_join
@@ -222,9 +227,16 @@ def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int
     if engines:
         bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
         trainer = own[Role.ACTOR_TRAIN].resident
-        if isinstance(config.actor_train.strategy, MegatronConfig):  # its buffers are never freed
+        if _keeps_gradients(config.actor_train.strategy, config.train_model.dtype):
             trainer += own[Role.ACTOR_TRAIN].gradients
         yield {Role.ACTOR_TRAIN: trainer, **engines, "buckets": 2 * bucket}
+
+
+def _keeps_gradients(strategy: TrainStrategyConfig, dtype: str) -> bool:
+    """Return whether a trainer has buffers for gradients that it never frees."""
+    if isinstance(strategy, DeepspeedConfig):
+        return strategy.stage == 3 or (strategy.stage <= 1 and dtype == "bfloat16")
+    return isinstance(strategy, MegatronConfig)
 
 
 def _pushed_to(config: RlvrBase) -> Collection[str]:

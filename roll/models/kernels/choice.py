@@ -111,7 +111,12 @@ def _unsuited(model: ModelConfig, config: PreTrainedConfig) -> str:
         return f"transformers computes no {config.model_type} with it"
     if made._compatible_flash_implementations is not None:
         return f"a {config.model_type} needs a kernel of its own"
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    # Of a model whose layers differ, the whole config has no width of heads, and says so loudly.
+    parts = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    width = max(
+        getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+        for part in parts
+    )
     if width > _WIDEST_HEAD:
         return f"heads of {width} are wider than {_WIDEST_HEAD}"
     return ""

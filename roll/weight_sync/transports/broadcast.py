@@ -304,9 +304,12 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int, name: str) 
         WeightSyncError: a rank did not come in time, or a process stopped the transfer.
     """
     made: Future[Any] = Future()
+    device = torch.cuda.current_device() if channel.collective == "nccl" else None
 
     def join() -> None:
         try:
+            if device is not None:
+                torch.cuda.set_device(device)  # it is that of a thread
             made.set_result(_make_group(channel, rank, size, name))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             made.set_exception(error)
@@ -335,7 +338,10 @@ def _make_group(channel: Channel, rank: int, size: int, name: str) -> Any:
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return ProcessGroupNCCL(prefix, rank, size, options)
+        group: Any = ProcessGroupNCCL(prefix, rank, size, options)
+        # The first collective connects the ranks, and waits for one that has died without an end.
+        group.broadcast([_allocate(channel, 1).zero_()], BroadcastOptions())
+        return group
     return ProcessGroupGloo(prefix, rank, size, timeout)
 
 

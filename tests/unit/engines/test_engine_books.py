@@ -205,6 +205,15 @@ def test_a_key_that_the_user_sets_goes_before_ours() -> None:
     assert found["hf_overrides"] == {"a": 1, "b": 3, "c": 4}
 
 
+def test_a_cache_of_a_given_size_needs_no_share_of_the_gpu_free() -> None:
+    """Two engines on one GPU have 4 GiB each, and vLLM would refuse the second one for want of 85 %
+    of free memory."""
+    found = arguments(kv_cache_gb=4.0, gpu_memory_utilization=0.85)
+    assert found["kv_cache_memory_bytes"] == 4 << 30
+    assert 0 < found["gpu_memory_utilization"] <= 0.01
+    assert arguments(gpu_memory_utilization=0.7)["gpu_memory_utilization"] == 0.7
+
+
 def test_ranks_of_one_replica_are_processes_of_its_own_worker() -> None:
     """Not Ray actors, as vLLM would have it by itself within a placement group."""
     for sizes in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from transformers import (
+    AutoConfig,
     BloomConfig,
     Gemma2Config,
     GptOssConfig,
@@ -26,6 +27,8 @@ from tests.runs import run_local, write_task
 AUTO = ModelConfig(path="x", dtype="bfloat16", attention="auto")
 BOTH = frozenset({"flash-attn", "flash-attn-3"})
 QWEN = Qwen3Config(head_dim=128)
+GEMMA4 = AutoConfig.for_model("gemma4_text", head_dim=256, global_head_dim=512)
+"""Its layers have heads of two widths."""
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_auto_is_the_best_kernel_that_the_gpus_run(offer: Offer, kernel: str, wh
         (QWEN, "float32", "", "the dtype is float32"),
         (QWEN, "bfloat16", "actor_train.strategy.ulysses", "ulysses makes slices of rows"),
         (LlamaConfig(head_dim=320), "bfloat16", "", "heads of 320 are wider than 256"),
+        (GEMMA4, "bfloat16", "", "heads of 512 are wider than 256"),
         (GptOssConfig(), "bfloat16", "", "a gpt_oss needs a kernel of its own"),
         (BloomConfig(), "bfloat16", "", "transformers computes no bloom"),
     ],

@@ -205,7 +205,7 @@ def test_the_first_stage_of_megatron_keeps_as_many_micro_batches_as_there_are_st
     assert turns.activations == own * 11 // 8
 
 
-def test_a_push_of_megatron_has_the_buffers_of_gradients_there(tmp_path: Path) -> None:
+def test_a_push_has_the_buffers_of_gradients_there_that_are_never_freed(tmp_path: Path) -> None:
     def pushed(strategy: str) -> int:
         config = recipe(tmp_path, "Qwen3-4B", "actor_infer.pool=train", strategy)
         trainer, engine = Needs(10**12, 10**12, 10**12), Needs(10**12)
@@ -214,6 +214,8 @@ def test_a_push_of_megatron_has_the_buffers_of_gradients_there(tmp_path: Path) -
 
     assert pushed("actor_train.strategy={kind: fsdp2}") == 3
     assert pushed("actor_train.strategy={kind: megatron}") == 4
+    for stage, parts in ((1, 4), (2, 3), (3, 4)):  # in bfloat16, stage 1 sums in float32
+        assert pushed(f"actor_train.strategy={{kind: deepspeed, stage: {stage}}}") == parts
 
 
 def activations_of(config: RunConfig) -> int:
