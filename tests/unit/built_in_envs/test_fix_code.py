@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from roll.envs.built_in.code.fix_code import FixCode
+from roll.envs.built_in.code.fix_code import BLOCK, FixCode
 from roll.envs.built_in.code.programs import PROGRAMS, Program, make_task
 from roll.envs.contract import check_env
 
@@ -119,6 +119,32 @@ def test_wrong_programs_get_no_reward_and_are_told_why(program: str, said: str) 
     ((text, reward, over, cut, info),) = played(program, hidden=0, cpu_s=0.5)
     assert said in text
     assert (reward, over, cut, info["success"]) == (0.0, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("turn", "block"),
+    [
+        ("```python3\nA\n```\nWhy:\n```python\nB\n```", "B\n"),
+        ("```c++\nA\n```", "A\n"),
+        ("Say ```x``` so:\n  ```\nA```", "A"),
+    ],
+)
+def test_the_last_block_counts_whatever_its_language_is_called(turn: str, block: str) -> None:
+    assert BLOCK.findall(turn)[-1] == block
+
+
+def test_a_mapping_is_right_in_any_order() -> None:
+    row = {
+        "code": "def count(a):\n    return {}\n",
+        "entry": "count",
+        "tests": [[["ba"], {"a": 1, "b": 1}]],
+    }
+    env = FixCode()
+    env.reset(seed=1, options=row)
+    program = "def count(a):\n    return {'b': a.count('b'), 'a': a.count('a')}\n"
+    _, reward, ended, *_ = env.step(f"```python\n{program}```")
+    env.close()
+    assert (reward, ended) == (1, True)
 
 
 def test_a_turn_without_code_is_counted() -> None:

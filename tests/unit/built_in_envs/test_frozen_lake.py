@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.envs.built_in.boards.directions import last_move
 from roll.envs.built_in.boards.frozen_lake import FrozenLake
 
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -82,6 +83,20 @@ def test_on_slippery_ice_a_third_of_the_moves_goes_each_of_three_ways() -> None:
         ways[place(shown)] += 1
     assert set(ways) == {(4, 5), (3, 4), (5, 4)}
     assert all(150 < count < 250 for count in ways.values())
+
+
+@pytest.mark.parametrize(
+    ("turn", "move"),
+    [
+        ("left, so that I end up in the group", "up"),
+        ("right. Then I update my plan", "right"),
+        ("LEFT!", "left"),
+        ("no upper bound", None),
+        ("1left2", "left"),
+    ],
+)
+def test_a_part_of_a_word_is_no_move(turn: str, move: str | None) -> None:
+    assert last_move(turn) == move
 
 
 def test_a_turn_without_a_move_moves_nothing_and_counts() -> None:

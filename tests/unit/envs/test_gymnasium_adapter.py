@@ -65,7 +65,13 @@ def test_a_turn_without_an_action_is_counted_and_answered_and_not_played() -> No
         ({"Discrete": {"n": 2}}, {"actions": ["go", "go on"]}, "I Go On!", "1", "ago"),
         ({"Discrete": {"n": 2}}, {"pattern": "<a>(.*?)</a>"}, "0 <a>1</a> 0", "1", "1"),
         ({"Text": {"max_length": 4, "charset": "abc "}}, {}, "abba\n", "'abba'", "abcabc"),
-        ({"MultiDiscrete": {"nvec": [3, 4]}}, {}, "first 9, then 2 and 3", "array([2, 3])", "2, 4"),
+        (
+            {"MultiDiscrete": {"nvec": [3, 4]}},
+            {},
+            "9, then 2 and 3.",
+            "array([2, 3])",
+            "2, 4",
+        ),
         ({"MultiBinary": {"n": 3}}, {}, "1 0 1", "array([1, 0, 1], dtype=int8)", "1 0"),
         ({"Tuple": [{"Discrete": {"n": 2}}] * 2}, {}, "1, 0", "(1, 0)", "1, 2"),
         (

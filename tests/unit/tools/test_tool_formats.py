@@ -189,6 +189,13 @@ def test_a_turn_without_a_call_is_text(name: str, text: str, answer: str) -> Non
     assert (parsed.text, parsed.calls) == (answer, ())
 
 
+def test_a_fence_may_be_closed_behind_its_last_line() -> None:
+    for text in ("```python\nprint(1)```", "```python\nprint(1)\n```"):
+        (found,) = FORMATS["fences"].parse(text).calls
+        assert isinstance(found, Call)
+        assert found.arguments["code"].strip() == "print(1)"
+
+
 def test_calls_keep_their_order_around_a_malformed_one() -> None:
     text = f"{hermes(ADD)}<tool_call>oh</tool_call>{hermes(OTHER)}"
     kinds = [type(call) for call in FORMATS["hermes"].parse(text).calls]

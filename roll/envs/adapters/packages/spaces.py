@@ -13,7 +13,7 @@ MAX_NUMBERS = 400
 """Largest number of numbers in an observation or an action that is shown as text."""
 MAX_DIGITS = 1000
 """Longest number that is read."""
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class InvalidActionError(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """(rows down, columns to the right) of each move."""
-_WORD = re.compile("|".join(MOVES), re.IGNORECASE)
+_WORD = re.compile(f"(?<![a-z])(?:{'|'.join(MOVES)})(?![a-z])", re.IGNORECASE)
 
 
 def last_move(action: str) -> str | None:

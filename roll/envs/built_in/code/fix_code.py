@@ -15,7 +15,8 @@ from roll.sandbox import Job, Limits, Status
 SHOWN_FAILURES = 3
 MAX_SHOWN = 200
 """Number of characters of a value, or of an error, that are shown."""
-_BLOCK = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"^[ \t]*```[\w+.-]*[ \t]*\n(.*?)```", re.DOTALL | re.M)
+"""Block of code, with or without the name of a language."""
 _HARNESS = """
 import json, sys
 job = json.loads(sys.stdin.read())
@@ -94,7 +95,7 @@ class FixCode:
         return (rules if self.rules else "") + task, self.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        blocks = _BLOCK.findall(action)
+        blocks = BLOCK.findall(action)
         if not blocks:
             self._invalid += 1
             return "There is no block of code.", 0.0, False, False, self.info()
@@ -161,7 +162,8 @@ class FixCode:
 
 def _same(result: Any, wanted: Any) -> bool:
     """Return whether a result of the sandbox is the wanted value, of the same type."""
-    return bool(json.dumps(result) == json.dumps(["value", wanted]))
+    texts = [json.dumps(each, sort_keys=True) for each in (result, ["value", wanted])]
+    return texts[0] == texts[1]
 
 
 def _told(result: Any) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from roll.envs.built_in.code.fix_code import FixCode
+from roll.envs.built_in.code.fix_code import BLOCK, FixCode
 from roll.envs.tools.api import Tool, ToolError
 from roll.envs.tools.built_in.sandboxed import SandboxKit
 from roll.envs.tools.cutting import cut_to
@@ -18,7 +17,6 @@ COMMAND_S = 10.0
 """Time of a command. A command, reading the program and its tests together must take less than
 `step_timeout_s` of an environment: at that limit the episode fails, and no policy learns from
 it."""
-_BLOCK = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Terminal:
@@ -83,7 +81,7 @@ class Terminal:
         return (rules if self._rules else "") + task, self._info()
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        blocks = _BLOCK.findall(action)
+        blocks = BLOCK.findall(action)
         command = (blocks[-1] if blocks else action).strip().replace("\0", "")
         if not command:
             self._invalid += 1

@@ -31,7 +31,7 @@ class Fences:
         def take(found: re.Match[str]) -> str:
             """Note the call of a fence and return an empty text; return a fence that is no call
             unchanged."""
-            language, inside = found[1].lower(), found[2]
+            language, inside = found[1].lower(), _CLOSED.sub("", found[2])
             if language not in (*LANGUAGES, "tool", "tool_call"):
                 return found[0]
             if not _CLOSED.search(found[0]):
