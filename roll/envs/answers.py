@@ -22,12 +22,13 @@ def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
 
 
 def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and bools of `info`, for metrics."""
+    """Return the finite numbers and bools of `info`, for metrics. That under `mean` gets the name
+    `info_mean`, since the mean of the rewards has the other."""
     found = {}
     for key, value in info.items():
         number = finite(value)
         if number is not None and key not in ("state", "seat", NEW_CONTEXT):
-            found[str(key)] = number
+            found["info_mean" if key == "mean" else str(key)] = number
     return found
 
 

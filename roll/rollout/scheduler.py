@@ -134,6 +134,8 @@ class GenerateScheduler:
         self._next_step = step
         self._exhausted = False
         try:
+            # After a resume with a smaller `max_staleness`; else there are none.
+            await self._give_back(self.buffer.expired(step))
             self._begin_more()
             taken = await self._choose(step)
             expired = self.buffer.expired(step + 1, besides=taken)
@@ -183,15 +185,32 @@ class GenerateScheduler:
             ],
         }
 
-    def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
+    def restore(
+        self, state: dict[str, Any], find: Callable[[str], Prompt], *, samples: int | None = None
+    ) -> None:
         """Restore what `state` returned; `find` returns the prompt of an id.
 
         Finished groups are kept. Prompts of running ones are put back into `prompts`, which must be
         restored before.
+
+        Args:
+            samples: number of samples of a group in this session; groups of another size are
+                generated anew. None: all are kept.
         """
+        again: list[str] = []
         for row in state["waiting"]:
-            self.buffer.keep(from_plain(row["group"], find), row["version"])
-        for prompt_id in reversed(state["running"]):
+            group = from_plain(row["group"], find)
+            if samples in (None, len(group.samples)):
+                self.buffer.keep(group, row["version"])
+            else:
+                again.append(group.prompt.id)
+        if again:
+            logger.warning(
+                "%d groups that waited in the checkpoint have another number of samples than %d, "
+                "and are generated anew",
+                *(len(again), samples),
+            )
+        for prompt_id in reversed([*state["running"], *again]):
             self.prompts.put_back(find(prompt_id))
 
     async def begin_lost_again(self) -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+import uuid
 from array import array
 from collections.abc import Mapping
 from datetime import datetime
@@ -66,6 +67,8 @@ class EnvWorker(Worker):
         self._guard: asyncio.Task[None] | None = None
         self._settings = (name, config, model, template, rendered_at)
         self._queries: Mailbox[Query, list[str]] = Mailbox()
+        self._process = uuid.uuid4().hex[:8]
+        """Name of this worker among all that have its rank: answers for one that died may come."""
         self._numbers = itertools.count()
 
     async def start(self) -> None:
@@ -139,7 +142,8 @@ class EnvWorker(Worker):
     async def _search(self, corpus: str, text: str, count: int) -> list[str]:
         """Search a corpus; see `Search`. The driver knows who has it. This may run on the event
         loop of the environments."""
-        query = Query(f"{self.spec.name}/{next(self._numbers)}", corpus, text, count)
+        query_id = f"{self.spec.name}/{self._process}/{next(self._numbers)}"
+        query = Query(query_id, corpus, text, count)
         try:
             return await self._queries.ask(query)
         except NoAnswerError as error:

@@ -10,7 +10,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -174,6 +175,38 @@ def test_a_caller_that_waits_no_more_disturbs_nobody(oracle: Any) -> None:
         return [first, await oracle.ask(0, Oracle.double, 6, 0.0)]
 
     assert asyncio.run(ask()) == [10, 12]
+
+
+class Dead:
+    """A watchdog that has found every worker dead."""
+
+    def guard(self, *_: object) -> None: ...
+
+    def release(self, *_: object) -> None: ...
+
+    def check(self, members: Sequence[Any]) -> None:
+        raise WorkerLostError("it died", role="environment", label="x", rank=0)
+
+
+def test_a_caller_that_is_cancelled_when_the_worker_dies_is_cancelled() -> None:
+    """Else a cancelled episode would take it for a failure of its environment, and go on."""
+
+    async def ask(*, cancels: bool) -> None:
+        actor = SimpleNamespace(member=None, exchange=lambda *_: (None, None))
+        calls = BundledCalls(cast(Any, actor), cast(Any, Dead()))
+        calls._collecting = True
+        answer = asyncio.ensure_future(calls.ask("double", Call((), {}), None))
+        await asyncio.sleep(0)
+        [asked] = calls._asked.values()
+        asked.answer.cancel()  # as the watchdog does
+        if cancels:
+            answer.cancel()
+        await answer
+
+    with pytest.raises(WorkerLostError):
+        asyncio.run(ask(cancels=False))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask(cancels=True))
 
 
 def test_large_parts_of_many_answers_stay_in_the_store(oracle: Any) -> None:

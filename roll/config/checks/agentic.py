@@ -180,6 +180,11 @@ def _held_out(config: AgenticBase) -> Iterator[str]:
 
 def _rewards(config: AgenticBase) -> Iterator[str]:
     """Yield tags of rewards that no source has, and an advantage that needs named rewards."""
+    for name in config.rewards.keys() & config.environments.keys():
+        yield (
+            f"rewards.{name}: an environment has this name, too, so the metrics of one would hide "
+            "those of the other; rename one"
+        )
     sources = (*config.data.sources, *config.validation.sets.values())
     if all(source.columns.tag is None for source in sources):
         used = {source.tag for source in sources}

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import ray
 
 from roll.core.errors import WorkerError
+from roll.core.threads.bounded import gives_up
 from roll.distributed.dispatch import Apart, Call
 from roll.distributed.on_ray.bundle_host import Bundle, Failure, SentCall
 from roll.distributed.on_ray.failures import GRACE_S, raise_failure
@@ -91,8 +92,10 @@ class BundledCalls:
         try:
             return await asked.answer
         except asyncio.CancelledError:
-            # Cancelled by the watchdog after a death (then `check` raises), or by the caller.
-            self.watchdog.check([member])
+            # Cancelled by the watchdog after a death (then `check` raises), or by the caller, who
+            # gets no other error for it even if the worker dies at this moment.
+            if not gives_up():
+                self.watchdog.check([member])
             raise
         finally:
             self.watchdog.release(asked.answer)

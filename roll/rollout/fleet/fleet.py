@@ -298,7 +298,8 @@ class Fleet:
         """Return counts of lost replicas, moved requests and moved tokens since the last call."""
         names = ("lost_replicas", "moved_requests", "moved_tokens")
         new = {name: self._counters[name] - self._reported[name] for name in names}
-        self._reported = self._counters.copy()
+        # Not a copy of the counters: they may count at this moment, in another thread.
+        self._reported.update(new)
         return Metrics({f"rollout/{name}": Sum(count) for name, count in new.items()})
 
     async def take_utilisation(self) -> Metrics:

@@ -43,7 +43,9 @@ class PictureMaker:
     _broken: dict[tuple[str, EncodedPictures], str] = field(default_factory=dict, init=False)
     """Name and pictures of each row that cannot be made into patches -> why."""
     _counts: Counter[str] = field(default_factory=Counter, init=False)
-    """Number of rows since the last call of `take_metrics`, under the names of the metrics."""
+    """Numbers of rows, under the names of the metrics."""
+    _reported: Counter[str] = field(default_factory=Counter, init=False)
+    """Part of `_counts` that `take_metrics` has returned."""
 
     def __post_init__(self) -> None:
         for rank in range(self.cluster.world_size):
@@ -96,9 +98,9 @@ class PictureMaker:
         """Return the number of rows whose patches were made, and of those left out because their
         pictures are broken, since the last call."""
         names = ("pictures/rows", "pictures/broken_rows")
-        found = {name: Sum(self._counts[name]) for name in names}
-        self._counts.clear()
-        return Metrics(found)
+        new = {name: self._counts[name] - self._reported[name] for name in names}
+        self._reported.update(new)  # the counts are those of another thread
+        return Metrics({name: Sum(count) for name, count in new.items()})
 
     async def _ask(self, name: str, encoded: EncodedPictures, grids: Sequence[Grid]) -> Address:
         """Return the address of patches. A row whose pictures are broken is named in the log, once;

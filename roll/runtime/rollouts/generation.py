@@ -68,6 +68,8 @@ class Generation:
     colocation: Colocation
     find_prompt: Callable[[str], Prompt]
     """Function that returns the prompt with this id; CheckpointError if the data has none."""
+    samples_per_prompt: int
+    """Number of samples of a group."""
     tag_samples: Mapping[str, float]
     """Tag -> expected number of samples of a step."""
 
@@ -152,7 +154,9 @@ class Generation:
             waiting = [row["group"]["prompt"] for row in state["scheduler"]["waiting"]]
             seen = self.inference.run(self.pictures.prompts(map(self.find_prompt, waiting)))
         self.scheduler.restore(
-            state["scheduler"], lambda name: seen.get(name) or self.find_prompt(name)
+            state["scheduler"],
+            lambda name: seen.get(name) or self.find_prompt(name),
+            samples=self.samples_per_prompt,
         )
 
     def close(self) -> None:
@@ -219,6 +223,7 @@ def start_generation(
         validator=_validator(config, data.held_out, makers, keeper),
         colocation=models.colocation,
         find_prompt=dataset.find,
+        samples_per_prompt=config.data.samples_per_prompt,
         tag_samples=samples_by_tag(tag_shares(dataset), config.samples_per_step),
     )
     return generation, models.trainers

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.sections.environment import EnvironmentConfig, TaskSource
+from roll.envs.answers import numbers_of
 from roll.envs.loading import check_env
 from tests.pipelines.test_agentic import task
 
@@ -215,3 +216,13 @@ def test_a_limit_of_memory_needs_a_process_for_each_episode() -> None:
         with pytest.raises(ConfigError, match=r"environments\.x\.memory_gb: limits the process"):
             check_env("environments.x", EnvironmentConfig(env=env, memory_gb=1.0))
     check_env("environments.x", EnvironmentConfig(env="a:B", memory_gb=1.0, process=True))
+
+
+def test_rewards_and_environments_have_names_of_their_own(tmp_path: Path) -> None:
+    own = "rewards={words: {fn: exact, tags: [words]}}"
+    assert "rewards.words: an environment has this name, too" in refused(task(tmp_path), own)
+
+
+def test_a_number_of_an_environment_is_not_taken_for_the_mean_of_its_rewards() -> None:
+    found = numbers_of({"mean": 2.0, "moves": 3, "state": "a"})
+    assert found == {"info_mean": 2.0, "moves": 3.0}

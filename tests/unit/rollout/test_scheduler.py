@@ -431,6 +431,43 @@ def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -
     assert [(one.prompt.id, one.step) for one in finish(second_step())] == [("p2", 0), ("p3", 1)]
 
 
+def test_what_waits_is_given_back_where_a_resumed_run_would_not_make_it(tmp_path: Path) -> None:
+    """It allows less staleness, or groups of another size; neither is trained on."""
+    engine = ScriptedEngine()
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=2)
+
+    async def stopped_after_one_step() -> dict[str, Any]:
+        await made.collect(0)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        state = made.state()
+        await made.close()
+        return state
+
+    state = from_disk(finish(stopped_after_one_step()), tmp_path)
+    waiting = [row["group"]["prompt"] for row in state["waiting"]]
+    assert {"p2", "p3"} <= set(waiting)
+    size = len(state["waiting"][0]["group"]["samples"])
+
+    def taken(max_staleness: int, samples: int) -> list[tuple[str, int]]:
+        again = scheduler(
+            iter([prompt(f"p{i}") for i in range(50, 99)]), single_turn(ScriptedEngine()).run,
+            groups=2, max_staleness=max_staleness,
+        )  # fmt: skip
+        again.restore(state, find=prompt, samples=samples)
+
+        async def step() -> list[Group]:
+            result = await again.collect(1)
+            await again.close()
+            return result.groups
+
+        return [(one.prompt.id, one.step) for one in finish(step())]
+
+    assert taken(2, size) == [("p2", 0), ("p3", 0)]
+    assert [step for _, step in taken(0, size)] == [1, 1]
+    assert [step for _, step in taken(2, size + 1)] == [1, 1]
+
+
 def on_a_node(one: Group, node: str, *, baseline: bool = False) -> Group:
     """The same group of one sample, with its tokens elsewhere; or those of its baseline."""
     (scored,) = one.samples
