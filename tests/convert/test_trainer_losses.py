@@ -170,5 +170,6 @@ def test_the_loss_of_pairs_is_the_formula() -> None:
 def test_the_learning_rate_warms_up_and_decays(
     schedule: Literal["constant", "linear", "cosine"], expected: list[float]
 ) -> None:
-    how = Optimizer(lr=1.0, schedule=schedule, warmup_steps=2, min_lr=0.2)
+    least = 0.0 if schedule == "constant" else 0.2
+    how = Optimizer(lr=1.0, schedule=schedule, warmup_steps=2, min_lr=least)
     assert [lr_at(step, how, 5) for step in range(5)] == pytest.approx(expected)
