@@ -26,9 +26,9 @@ from roll.envs.agents import responses
 from roll.envs.agents.answers import Answer, answer_of, chunks, response
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
+from roll.envs.agents.ends import observed_end
 from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.agents.running import AgentRun, AgentRunner
-from roll.envs.api import finite
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.observed import Observed
@@ -153,13 +153,18 @@ class AgentHost:
         number, request, answer = running.asking
         running.asking = None
         said = heard(action, self.turns, self.config, running.prompt_end)
-        format = None
-        if request.tools:
-            format = told_format(self._format, self.turns.tokenizer, request.tools)
-        found = answer_of(said, request.stop, format, cut=last is None)
+        try:
+            found = self._taken(said, request, cut=last is None)
+            running.conversations.answered(number, found, said)
+        except RollError:
+            raise
+        except Exception as error:  # a border: no text of the policy may end the run
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: cannot read what the policy wrote (`tool_format: "
+                f"{self.config.tool_format}`): {error!r}"
+            ) from error
         running.calls["tool_calls"] += len(found.calls) + found.malformed
         running.calls["malformed"] += found.malformed
-        running.conversations.answered(number, found, said)
         running.last_tokens[number] = last
         if number in running.contexts:
             assert wrote is not None
@@ -167,6 +172,13 @@ class AgentHost:
         if not answer.done():  # the client may have gone
             answer.set_result(found)
         return await self._next(running, self.config.step_timeout_s)
+
+    def _taken(self, said: str, request: ChatRequest, *, cut: bool) -> Answer:
+        """Return the answer to a request that a turn of the policy is."""
+        format = None
+        if request.tools:
+            format = told_format(self._format, self.turns.tokenizer, request.tools)
+        return answer_of(said, request.stop, format, cut=cut)
 
     async def close(self, episode: str) -> None:
         """End the agent of an episode; requests that it still sends are refused."""
@@ -211,7 +223,7 @@ class AgentHost:
                 f"environment {self.name!r}: the agent neither asked nor ended within {limit_s:g} s"
                 f"{why}"
             )
-        return self._ended(running)
+        return observed_end(self.name, running.agent.ended, running.calls)
 
     def _observed(
         self, running: _Episode, request: ChatRequest, answer: asyncio.Future[Answer]
@@ -219,11 +231,11 @@ class AgentHost:
         """Return a request as what an environment says."""
         if request.tools and self.config.special_tokens == "hide":
             check_marks(self.config.tool_format, self.turns.tokenizer)
-        number, new, begins = running.conversations.place(request)
-        running.asking = (number, request, answer)
         follows: int | None = None
-        text = "\n".join(message.content for message in new)
         try:
+            number, new, begins = running.conversations.place(request)
+            running.asking = (number, request, answer)
+            text = "\n".join(message.content for message in new)
             if begins:
                 tokens, text = self._begun(running, number, request)
             elif self.config.history == "keep":
@@ -238,7 +250,7 @@ class AgentHost:
                 if anew:
                     follows = running.rows[number]
                     running.begin_row(number)
-        except (DataError, TypeError, ValueError) as error:  # as templates raise them
+        except (DataError, TypeError, ValueError, RecursionError) as error:  # of templates, nests
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the chat template of the model does not render what "
                 f"the agent sends: {error}"
@@ -269,34 +281,6 @@ class AgentHost:
         if self.turns.knows_results:
             return request.messages
         return from_user(tuple(map(with_calls_as_text, request.messages)))
-
-    def _ended(self, running: _Episode) -> Observed:
-        """Return the end of an episode, with the reward that the agent reports.
-
-        Raises:
-            EnvironmentFailedError: the agent raised an exception, or reports no finite reward.
-        """
-        agent = running.agent
-        assert agent is not None
-        try:
-            value = agent.ended.result()
-        except RollError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
-            raise EnvironmentFailedError(
-                f"environment {self.name!r}: the agent raised {type(error).__name__}: {error}"
-            ) from error
-        try:
-            reward, numbers = _read_end(value)
-        except Exception as error:  # noqa: BLE001  # methods of the agent's objects run here
-            told = error if isinstance(error, ValueError) else repr(error)
-            raise EnvironmentFailedError(
-                f"environment {self.name!r}: the agent must return a finite number, or a dict with "
-                f"`reward`; {told}"
-            ) from None
-        return Observed(
-            array("i"), "", reward=reward, terminated=True, info=_rated(running.calls) | numbers
-        )
 
     async def _serve(self) -> None:
         """Start the endpoint, unless it runs; return when it does."""
@@ -361,26 +345,6 @@ class AgentHost:
             await streamed.write(piece)
         await streamed.write_eof()
         return streamed
-
-
-def _rated(calls: Mapping[str, int]) -> dict[str, float]:
-    """Return the numbers of calls, and the share of malformed ones as `malformed_rate`; nothing if
-    there are no calls."""
-    if not calls["tool_calls"]:
-        return {}
-    rate = {"malformed_rate": calls["malformed"] / calls["tool_calls"]}
-    return {key: float(count) for key, count in calls.items()} | rate
-
-
-def _read_end(value: Any) -> tuple[float, dict[str, float]]:
-    """Return the reward and the further numbers of what an agent returned; ValueError, with what
-    was found, if it has no finite reward."""
-    info = dict(value) if isinstance(value, Mapping) else {"reward": value}
-    reward = finite(info.pop("reward", None))
-    if reward is None:
-        raise ValueError(f"found {repr(value)[:80]}")
-    numbers = {str(key): finite(each) for key, each in info.items()}
-    return reward, {key: number for key, number in numbers.items() if number is not None}
 
 
 def _refusal(status: int, text: str) -> web.Response:

@@ -128,6 +128,15 @@ def first_value(text: str, begin: int = 0) -> tuple[Any, int]:
         raise ValueError("it is nested too deeply") from None
 
 
+def is_json(value: Any) -> bool:
+    """Return whether a value is one that JSON has, and can be written: Python has more kinds, and
+    numbers that are too long to write."""
+    try:
+        return bool(json.loads(json.dumps(value, sort_keys=True, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
 def leading(pattern: re.Pattern[str], text: str) -> tuple[list[re.Match[str]], str]:
     """Return the matches with which a text begins, one behind the other, and the rest without white
     space around it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from roll.envs.tools.formats.api import Call, Malformed, Parsed, call_of_value, first_value
+from roll.envs.tools.formats.api import Call, Malformed, Parsed, call_of_value, first_value, is_json
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
@@ -70,7 +70,9 @@ def _called(text: str) -> Call | Malformed:
             and all(each.arg for each in found.keywords)
         ):
             arguments = {str(each.arg): ast.literal_eval(each.value) for each in found.keywords}
-            return Call(found.func.value.id, arguments)
+            if is_json(arguments):
+                return Call(found.func.value.id, arguments)
+            reason = f"{reason}, with values that JSON has too"
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     return Malformed(text, reason)
