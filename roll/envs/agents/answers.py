@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from roll.core.types import ToolCall
-from roll.envs.tools.formats.api import Call, Format, Malformed
+from roll.envs.agents.requests import ChatRequest
+from roll.envs.tools.arguments import typed_arguments
+from roll.envs.tools.formats.api import Call, Format
 
 Finish = Literal["stop", "length"]
 ID_CHARACTERS = 9
@@ -28,7 +30,7 @@ class Answer:
     """Number of calls that could not be read; they stay in the text."""
 
 
-def answer_of(said: str, stop: Sequence[str], format: Format | None, *, cut: bool) -> Answer:
+def answer_of(said: str, request: ChatRequest, format: Format | None, *, cut: bool) -> Answer:
     """Return the answer that a turn of the policy is.
 
     A turn with a call that cannot be read is text, and so is a turn that was cut: no part of it may
@@ -36,23 +38,34 @@ def answer_of(said: str, stop: Sequence[str], format: Format | None, *, cut: boo
 
     Args:
         said: what the policy wrote.
-        stop: strings that end an answer, and are no part of it.
+        request: request of the agent. The strings that end an answer are no part of it; arguments
+            that the format writes as text get the types that the tools want.
         format: format of calls; None if the agent offers no tools.
         cut: whether the turn was cut.
     """
-    text = shown(said, stop)
+    text = shown(said, request.stop)
     if format is None or cut:
         return Answer(text, finish="length" if cut else "stop")
     parsed = format.parse(text)
-    malformed = sum(isinstance(call, Malformed) for call in parsed.calls)
-    if malformed or not parsed.calls:
-        return Answer(text, malformed=malformed)
-    calls = tuple(
-        ToolCall(call.name, call.arguments, uuid.uuid4().hex[:ID_CHARACTERS])
-        for call in parsed.calls
-        if isinstance(call, Call)
-    )
-    return Answer(parsed.text, calls)
+    if not parsed.calls:
+        return Answer(parsed.text)
+    calls = [_call(call, request) for call in parsed.calls if isinstance(call, Call)]
+    made = tuple(call for call in calls if call is not None)
+    malformed = len(parsed.calls) - len(made)
+    return Answer(text, malformed=malformed) if malformed else Answer(parsed.text, made)
+
+
+def _call(call: Call, request: ChatRequest) -> ToolCall | None:
+    """Return a call with the types of its tool and a new id; None if a client cannot get it: it
+    cannot be written as JSON, or has half of a surrogate pair, which has no UTF-8."""
+    functions = (tool["function"] for tool in request.tools)
+    schema = next((each.get("parameters") for each in functions if each["name"] == call.name), None)
+    arguments = typed_arguments(call, schema) if isinstance(schema, Mapping) else call.arguments
+    try:
+        json.dumps([call.name, dict(arguments)], sort_keys=True, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return ToolCall(call.name, arguments, uuid.uuid4().hex[:ID_CHARACTERS])
 
 
 def shown(text: str, stop: Sequence[str]) -> str:

@@ -152,7 +152,8 @@ class AgentHost:
             )
         number, request, answer = running.asking
         running.asking = None
-        said = heard(action, self.turns, self.config, running.prompt_end)
+        final = last is None or not request.tools
+        said = heard(action, self.turns, self.config, running.prompt_end, final=final)
         try:
             found = self._taken(said, request, cut=last is None)
             running.conversations.answered(number, found, said)
@@ -178,7 +179,7 @@ class AgentHost:
         format = None
         if request.tools:
             format = told_format(self._format, self.turns.tokenizer, request.tools)
-        return answer_of(said, request.stop, format, cut=cut)
+        return answer_of(said, request, format, cut=cut)
 
     async def close(self, episode: str) -> None:
         """End the agent of an episode; requests that it still sends are refused."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.envs.tools.formats.api import Call, loads
@@ -16,7 +16,8 @@ def typed_arguments(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     if call.typed:
         return dict(call.arguments)
-    properties = schema.get("properties", {})
+    found = schema.get("properties")
+    properties = found if isinstance(found, Mapping) else {}
     return {
         key: value if _may_be_text(properties.get(key, {})) else _value(value)
         for key, value in call.arguments.items()
@@ -28,13 +29,20 @@ def _may_be_text(schema: Any) -> bool:
     no mapping does."""
     if not isinstance(schema, Mapping):
         return True
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
-    if "string" in kinds or any(isinstance(each, str) for each in schema.get("enum", ())):
+    kind = schema.get("type")
+    kinds = [kind] if isinstance(kind, str) else _listed(kind)
+    if "string" in kinds or any(isinstance(each, str) for each in _listed(schema.get("enum"))):
         return True
     return any(
-        _may_be_text(each) and each for key in ("anyOf", "oneOf") for each in schema.get(key, ())
+        _may_be_text(each) and each
+        for key in ("anyOf", "oneOf")
+        for each in _listed(schema.get(key))
     )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return a list as it is, and nothing for what is none: schemas come from outside."""
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _value(text: Any) -> Any:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import json
+from array import array
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError
+from roll.core.types import Message
+from roll.envs.agents.answers import answer_of
 from roll.envs.agents.api import AgentTask
+from roll.envs.agents.host import AgentHost
+from roll.envs.agents.requests import ChatRequest
 from roll.envs.tools.formats.api import Call, Malformed, Parsed
+from roll.envs.tools.formats.glm import Glm
 from roll.envs.tools.formats.llama3 import Llama3
 from roll.envs.tools.formats.loading import FORMATS
-from tests.unit.episodes.test_agent_host import client, played, user
+from tests.unit.data.test_turns import turns_of
+from tests.unit.episodes.test_agent_host import ask, client, played, user
+from tests.unit.episodes.test_contexts import encoded
 
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 # Values that Python has and JSON has not, or that cannot be written.
@@ -63,3 +78,128 @@ def test_a_turn_at_which_a_format_breaks_fails_the_episode_and_not_the_run() -> 
 def test_an_argument_of_llama_that_is_json_is_kept() -> None:
     (call,) = Llama3().parse("<|python_tag|>add.call(a={'b': [1, -2.5, None, True, 'c']})").calls
     assert call == Call("add", {"a": {"b": [1, -2.5, None, True, "c"]}})
+
+
+TYPED = {
+    "qwen_coder": "<tool_call>\n<function=put>\n<parameter=row>\n3\n</parameter>\n"
+    '<parameter=cells>\n[1, "a"]\n</parameter>\n<parameter=name>\n3\n</parameter>\n'
+    "</function>\n</tool_call>",
+    "glm": "<tool_call>put\n<arg_key>row</arg_key>\n<arg_value>3</arg_value>\n<arg_key>cells"
+    '</arg_key>\n<arg_value>[1, "a"]</arg_value>\n<arg_key>name</arg_key>\n'
+    "<arg_value>3</arg_value>\n</tool_call>",
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "row": {"type": "integer"},
+        "cells": {"type": "array"},
+        "name": {"type": "string"},
+    },
+}
+
+
+@pytest.mark.parametrize("format", TYPED)
+def test_arguments_that_a_format_writes_as_text_get_the_types_of_the_tool(format: str) -> None:
+    got: list[Any] = []
+
+    async def agent(task: AgentTask) -> float:
+        tools = [{"type": "function", "function": {"name": "put", "parameters": SCHEMA}}]
+        made = client(task).chat.completions
+        found = await made.create(model="m", messages=[user("go")], tools=tools)  # type: ignore[call-overload]
+        got.append(json.loads(found.choices[0].message.tool_calls[0].function.arguments))
+        return 1.0
+
+    assert played(agent, TYPED[format], tool_format=format)[-1].reward == 1.0
+    assert got == [{"row": 3, "cells": [1, "a"], "name": "3"}]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "enum", "anyOf", "properties", "a"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(JSON)
+def test_arguments_are_read_whatever_the_schema_of_a_client_is(schema: Any) -> None:
+    for each in (schema, {"properties": schema}, {"properties": {"a": schema}}):
+        tools: Any = ({"type": "function", "function": {"name": "put", "parameters": each}},)
+        request = ChatRequest((Message("user", "go"),), (), None, stream=False, tools=tools)
+        said = "<tool_call>put<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"
+        (call,) = answer_of(said, request, Glm(), cut=False).calls
+        assert call.arguments == {"a": "x"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "add", "arguments": {"a": "\\ud800"}}',
+        '{"name": "add", "arguments": {"\\udc00": 1}}',
+        '{"name": "add\\ud800", "arguments": {}}',
+    ],
+)
+def test_a_call_with_half_of_a_surrogate_pair_is_malformed(call: str) -> None:
+    async def agent(task: AgentTask) -> float:
+        """Sends back what it got, and asks again."""
+        tools: Any = [{"type": "function", "function": ADD}]
+        made, messages = client(task).chat.completions, [user("go")]
+        first = await made.create(model="m", messages=messages, tools=tools)  # type: ignore[arg-type]
+        more: Any = [*messages, first.choices[0].message.model_dump(exclude_none=True)]
+        calls = first.choices[0].message.tool_calls or []
+        more += [{"role": "tool", "tool_call_id": each.id, "content": "?"} for each in calls]
+        await made.create(model="m", messages=[*more, user("on")], tools=tools)
+        return float(not calls)
+
+    *_, last = played(agent, f"<tool_call>{call}</tool_call>", "so")
+    assert (last.reward, last.info["malformed"]) == (1.0, 1.0)
+
+
+def heard_by_agent(said: str, *, tools: bool, cut: bool = False, **config: Any) -> str:
+    """What an agent gets of a turn of gpt-oss whose special tokens are shown."""
+    turns, end = turns_of("gpt_oss")
+    got: list[str] = []
+
+    async def agent(task: AgentTask) -> float:
+        offered: Any = {"tools": [{"type": "function", "function": ADD}]} if tools else {}
+        got.append(await ask(task, [user("go")], **offered))
+        return 1.0
+
+    async def main() -> None:
+        settings = EnvironmentConfig.model_validate(
+            {"agent": "a:b", "special_tokens": "show", "tool_format": "gpt_oss", **config}
+        )
+        host = AgentHost("helper", settings, agent, turns)
+        try:
+            await host.open("e", 7, {})
+            written = array("i", [*encoded(turns, said), *([] if cut else [end])])
+            await host.act("e", written, None if cut else end)
+        finally:
+            await host.shut()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    return got[0]
+
+
+THOUGHT = "<|channel|>analysis<|message|>why<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_an_agent_gets_the_final_text_of_gpt_oss_without_marks(tools: bool, thought: str) -> None:
+    said = f"{thought}<|channel|>final<|message|>It is 21."
+    assert heard_by_agent(said, tools=tools) == "It is 21."
+    assert heard_by_agent(f"{said} An", tools=tools, cut=True) == "It is 21. An"
+
+
+def test_an_agent_gets_nothing_of_a_cut_thought_or_call_of_gpt_oss() -> None:
+    call = "<|channel|>commentary to=functions.add<|message|>{"
+    for said in ("<|channel|>analysis<|message|>why", f"{THOUGHT}{call}"):
+        assert heard_by_agent(said, tools=True, cut=True) == ""
+
+
+def test_an_agent_that_is_to_see_thoughts_gets_all_of_gpt_oss() -> None:
+    said = f"{THOUGHT}<|channel|>final<|message|>It is 21."
+    assert heard_by_agent(said, tools=False, thoughts="show") == said

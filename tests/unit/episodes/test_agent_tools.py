@@ -133,9 +133,10 @@ def test_a_call_that_cannot_be_read_is_text_and_counted() -> None:
 
 
 def test_no_call_is_taken_from_a_turn_that_was_cut_or_without_tools() -> None:
-    assert answer_of(CALL, (), Hermes(), cut=True) == Answer(CALL, finish="length")
-    assert answer_of(CALL, (), None, cut=False) == Answer(CALL)
-    (call,) = answer_of(CALL, (), Hermes(), cut=False).calls
+    with_tools = chat(Message("user", "go"), tools=({"type": "function", "function": FUNCTION},))
+    assert answer_of(CALL, with_tools, Hermes(), cut=True) == Answer(CALL, finish="length")
+    assert answer_of(CALL, chat(Message("user", "go"), tools=()), None, cut=False) == Answer(CALL)
+    (call,) = answer_of(CALL, with_tools, Hermes(), cut=False).calls
     assert (call.name, call.arguments) == ("add", {"a": 17, "b": 4})
 
 
