@@ -308,21 +308,17 @@ class Episodes:
         raise AssertionError("the last turn returns")
 
     def _goes_on(self, hosts: Hosts, heard: Observed, played: list[Transcript]) -> bool:
-        """Add what an environment says to the rows of an episode; return False if its conversation
-        has no room for a further turn.
-
-        Raises:
-            EnvironmentFailedError: a new conversation has no room for a turn.
-        """
+        """Add what an environment says to the rows of an episode; return False if its conversation,
+        which may be a new one, has no room for a further turn."""
         if heard.row < len(played):
             continued = played[heard.row]
             if continued.length + len(heard.tokens) >= self.max_tokens:
                 return False
             continued.heard(heard)
             return True
-        follows = None if heard.follows is None else played[heard.follows]
-        if follows is not None and len(heard.tokens) >= self.max_tokens:
+        if len(heard.tokens) >= self.max_tokens:
             return False
+        follows = None if heard.follows is None else played[heard.follows]
         played.append(self._begun(hosts, heard, follows))
         return True
 

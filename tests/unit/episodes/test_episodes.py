@@ -234,6 +234,16 @@ def test_an_opening_that_leaves_no_room_is_a_failure_that_says_so() -> None:
         )
 
 
+def test_a_later_conversation_that_leaves_no_room_truncates_the_episode() -> None:
+    def answers(episode: str, turn: int, action: str) -> Observed:
+        return said(6, row=1, reward=0.25) if turn == 1 else over(reward=1.0)
+
+    for room, turns in ((6, 1), (7, 2)):
+        (one,) = play(Writer(stops(9)), ScriptedHosts(answers), max_tokens=room).samples
+        assert one.has_reward
+        assert (len(one.turns), one.sample.truncated) == (turns, turns == 1)
+
+
 def test_an_environment_that_truncates_is_no_failure() -> None:
     (one,) = play(Writer(stops(9)), ScriptedHosts(lambda *_: said(0, truncated=True))).samples
     assert one.sample.truncated
