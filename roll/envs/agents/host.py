@@ -205,26 +205,38 @@ class AgentHost:
     async def _next(self, running: _Episode, limit_s: float) -> Observed:
         """Wait for the next request of an agent, or for its end.
 
+        Requests of an agent that has ended, or whose clients have gone, get no answer: nobody would
+        read it.
+
         Raises:
             EnvironmentFailedError: neither came within `limit_s` seconds, or the agent failed.
         """
         assert running.agent is not None
-        asked = asyncio.ensure_future(running.requests.get())
-        try:
-            await asyncio.wait(
-                {asked, running.agent.ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if asked.done():
-                return self._observed(running, *asked.result())
-        finally:
-            asked.cancel()
-        if not running.agent.ended.done():
+        ended, clock = running.agent.ended, asyncio.get_running_loop().time
+        ends_s = clock() + limit_s
+        while not ended.done() and clock() < ends_s:
+            asked = asyncio.ensure_future(running.requests.get())
+            try:
+                await asyncio.wait(
+                    {asked, ended},
+                    timeout=ends_s - clock(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if asked.done():
+                    request, answer = asked.result()
+                    if ended.done():
+                        running.requests.put_nowait((request, answer))  # `close` refuses it
+                    elif not answer.done():
+                        return self._observed(running, request, answer)
+            finally:
+                asked.cancel()
+        if not ended.done():
             why = await self._runner.why_late(running.agent, limit_s)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent neither asked nor ended within {limit_s:g} s"
                 f"{why}"
             )
-        return observed_end(self.name, running.agent.ended, running.calls)
+        return observed_end(self.name, ended, running.calls)
 
     def _observed(
         self, running: _Episode, request: ChatRequest, answer: asyncio.Future[Answer]
@@ -292,7 +304,10 @@ class AgentHost:
             app.router.add_post("/v1/chat/completions", self._chat)
             app.router.add_post("/v1/responses", self._respond)
             app.router.add_get("/v1/models", self._models)
-            server = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+            # A request whose client has gone is cancelled, so that it costs no turn.
+            server = web.AppRunner(
+                app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+            )
             await server.setup()
             site = web.TCPSite(server, "127.0.0.1", 0)
             await site.start()

@@ -1,8 +1,10 @@
-"""Episodes of agents that begin, and end, while the endpoint starts."""
+"""Episodes of agents that begin or end while the endpoint starts, or while requests wait."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,7 +22,10 @@ async def agent(task: AgentTask) -> float:
     return 1.0
 
 
-def hosted(work: Callable[[AgentHost], Coroutine[Any, Any, Any]]) -> Any:
+def hosted(
+    work: Callable[[AgentHost], Coroutine[Any, Any, Any]],
+    agent: Callable[[AgentTask], Any] = agent,
+) -> Any:
     """What `work` returns with a host whose endpoint has not started."""
 
     async def main() -> Any:
@@ -53,3 +58,46 @@ def test_an_agent_that_is_given_up_while_the_endpoint_starts_does_not_run() -> N
     found, running = hosted(work)
     assert "was ended before it began" in str(found)
     assert running == 0
+
+
+def test_a_request_whose_client_has_gone_costs_no_turn() -> None:
+    gone = threading.Event()
+
+    async def impatient(task: AgentTask) -> float:
+        first = asyncio.create_task(ask(task, [user("first")]))
+        await asyncio.sleep(0.3)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ask(task, [user("late")]), 0.3)
+        gone.set()
+        return float(await first == "a" and await ask(task, [user("last")]) == "b")
+
+    async def work(host: AgentHost) -> tuple[Any, Any]:
+        await host.open("e", 1, {})
+        assert await asyncio.to_thread(gone.wait, 10)
+        await asyncio.sleep(0.1)
+        return await host.act("e", "a", END), await host.act("e", "b", END)
+
+    second, last = hosted(work, impatient)
+    assert text(second) == "<user>last<assistant>"
+    assert (last.terminated, last.reward) == (True, 1.0)
+
+
+def test_an_agent_that_has_ended_gets_its_reward_though_its_requests_wait() -> None:
+    ends = threading.Event()
+
+    async def careless(task: AgentTask) -> float:
+        asked = [asyncio.create_task(ask(task, [user(f"{i}")])) for i in range(3)]
+        await asyncio.sleep(0.3)
+        asyncio.get_running_loop().call_soon(ends.set)
+        for each in asked:
+            each.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return 0.5
+
+    async def work(host: AgentHost) -> Any:
+        await host.open("e", 1, {})
+        assert await asyncio.to_thread(ends.wait, 10)
+        await asyncio.sleep(0.1)
+        return await host.act("e", "a", END)
+
+    last = hosted(work, careless)
+    assert (last.terminated, last.reward) == (True, 0.5)
