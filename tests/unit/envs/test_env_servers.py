@@ -312,9 +312,43 @@ def test_turns_become_actions_of_openenv(
         assert server.heard[1] == {"type": "step", "data": data}
 
 
+def refused(code: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"code": code, "message": "Invalid message"}}
+
+
+def test_an_action_that_a_server_of_openenv_refuses_is_invalid_and_the_episode_goes_on() -> None:
+    action = fields(["row", "column"], row={"type": "integer"}, column={"type": "integer"})
+    server = OpenEnvServer(
+        action, observed(said="go"), refused("VALIDATION_ERROR"), observed(1.0, True, said="on")
+    )
+
+    async def work(env: Any) -> Any:
+        await env.reset(seed=1)
+        return [await env.step('{"row": "x"}'), await env.step('{"row": 1, "column": 2}')]
+
+    wrong, right = played(server.routes(), work, "openenv:")
+    wanted = 'a JSON object {"row": integer, "column": integer}'
+    told = f"This is no action. Answer with {wanted}.\ngo"
+    assert wrong == (told, 0.0, False, False, {"invalid": 1})
+    assert right == ("on", 1.0, True, False, {"invalid": 1})
+
+
+@pytest.mark.parametrize("code", ["EXECUTION_ERROR", "INVALID_JSON"])
+def test_other_errors_at_a_step_of_openenv_fail_the_episode(code: str) -> None:
+    server = OpenEnvServer(MESSAGE, observed(said="go"), refused(code))
+
+    async def work(env: Any) -> Any:
+        await env.reset(seed=1)
+        return await env.step("x")
+
+    with pytest.raises(ServerError, match=code):
+        played(server.routes(), work, "openenv:")
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
+        (refused("VALIDATION_ERROR"), "VALIDATION_ERROR: Invalid message"),
         ({"type": "error", "data": {"code": "CAPACITY_REACHED"}}, "larger max_concurrent_envs"),
         ({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no"}}, "ERROR: no"),
         (None, r"/ws: the server closed the connection \(code 1000\)"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from roll.envs.adapters.servers.client import Connection, ServerError, address, field, headers_of
@@ -50,6 +51,10 @@ def prepare(
     )
 
 
+class _RefusedError(ServerError):
+    """Error: fields of a message have values that the server does not take."""
+
+
 class OpenEnvEnv:
     """Session of an OpenEnv server."""
 
@@ -88,18 +93,20 @@ class OpenEnvEnv:
         return "\n".join(part for part in parts if part), {"invalid": 0}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send the action in a turn; a turn without one is counted in `invalid` and not sent.
+        """Send the action in a turn. A turn without one is not sent; it is counted in `invalid`, as
+        one whose fields the server refuses.
 
         Raises:
             ServerError: the server gives no usable answer.
         """
         data = self._data(action)
-        if data is None:
-            self._invalid += 1
-            text = f"This is no action. Answer with {self._wanted}.\n{self._seen}"
-            return text, 0.0, False, False, {"invalid": self._invalid}
-        text, reward, done = await self._ask({"type": "step", "data": data})
-        return text, reward, done, False, {"invalid": self._invalid}
+        if data is not None:
+            with suppress(_RefusedError):
+                text, reward, done = await self._ask({"type": "step", "data": data})
+                return text, reward, done, False, {"invalid": self._invalid}
+        self._invalid += 1
+        text = f"This is no action. Answer with {self._wanted}.\n{self._seen}"
+        return text, 0.0, False, False, {"invalid": self._invalid}
 
     async def close(self) -> None:
         try:
@@ -147,7 +154,7 @@ class OpenEnvEnv:
 
     async def _ask(self, message: Mapping[str, Any]) -> tuple[str, float, bool]:
         """Return text, reward and end of the observation that answers a message. ServerError if
-        there is none."""
+        there is none; _RefusedError if fields of the message have wrong values."""
         where = f"{self._connection.url}/ws"
         answer = await self._connection.talk("/ws", message)
         data = field(where, answer, "data", dict, {})
@@ -155,7 +162,9 @@ class OpenEnvEnv:
             advice = ""
             if data.get("code") == "CAPACITY_REACHED":
                 advice = "; start it with a larger max_concurrent_envs, one for each episode"
-            raise ServerError(f"{where}: {data.get('code')}: {data.get('message')}{advice}")
+            refused = data.get("code") == "VALIDATION_ERROR"
+            kind = _RefusedError if refused else ServerError
+            raise kind(f"{where}: {data.get('code')}: {data.get('message')}{advice}")
         said = field(where, data, "observation", dict)
         reward = data.get("reward")
         if isinstance(reward, bool):  # OpenEnv's rewards may be bools
