@@ -27,14 +27,14 @@ class Answer:
     calls: tuple[ToolCall, ...] = ()
     finish: Finish = "stop"
     malformed: int = 0
-    """Number of calls that could not be read; they stay in the text."""
+    """Number of calls that could not be read, or were too many; they stay in the text."""
 
 
 def answer_of(said: str, request: ChatRequest, format: Format | None, *, cut: bool) -> Answer:
     """Return the answer that a turn of the policy is.
 
-    A turn with a call that cannot be read is text, and so is a turn that was cut: no part of it may
-    be taken for a whole call.
+    A turn with a call that cannot be read is text, and so is one with more calls than the request
+    allows, and a turn that was cut: no part of it may be taken for a whole call.
 
     Args:
         said: what the policy wrote.
@@ -51,6 +51,7 @@ def answer_of(said: str, request: ChatRequest, format: Format | None, *, cut: bo
         return Answer(parsed.text)
     calls = [_call(call, request) for call in parsed.calls if isinstance(call, Call)]
     made = tuple(call for call in calls if call is not None)
+    made = made if request.parallel else made[:1]
     malformed = len(parsed.calls) - len(made)
     return Answer(text, malformed=malformed) if malformed else Answer(parsed.text, made)
 

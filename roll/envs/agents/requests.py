@@ -9,7 +9,7 @@ from typing import Any
 
 from roll.core.types import Message, ToolCall
 
-REFUSED = {"n": 1, "logprobs": False, "functions": []}
+REFUSED = {"n": 1, "logprobs": False, "top_logprobs": 0, "functions": []}
 """Keys of a request that must not have another value than this."""
 
 
@@ -27,6 +27,8 @@ class ChatRequest:
     stream: bool
     tools: tuple[Mapping[str, Any], ...] = ()
     """Descriptions of the tools that the policy may call, as chat templates take them."""
+    parallel: bool = True
+    """Whether a turn may have several calls."""
 
     @classmethod
     def of(cls, body: Any) -> ChatRequest:
@@ -41,6 +43,7 @@ class ChatRequest:
         if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
             raise RequestError("the body must be a JSON object with a list `messages`")
         refuse(body, REFUSED)
+        refuse_form("response_format", body.get("response_format"))
         messages = with_names([_message(each) for each in body["messages"]])
         if not messages:
             raise RequestError("`messages` is empty")
@@ -48,8 +51,9 @@ class ChatRequest:
             messages,
             stop_of(body),
             limit_of(body, "max_completion_tokens", "max_tokens"),
-            streams(body),
+            bool(flag_of(body, "stream")),
             tools_of(body, nested=True),
+            flag_of(body, "parallel_tool_calls") is not False,
         )
 
 
@@ -57,7 +61,21 @@ def refuse(body: Mapping[str, Any], only: Mapping[str, Any]) -> None:
     """Raise RequestError if a key has a value that the endpoint cannot serve."""
     for key, value in only.items():
         if body.get(key) not in (None, value):
-            raise RequestError(f"`{key}` = {short(body[key])} is not supported")
+            raise RequestError(f"`{key}` = {short(body[key])} is not supported; leave it out")
+
+
+def refuse_form(key: str, form: Any) -> None:
+    """Raise RequestError if an answer is to have another form than text.
+
+    Args:
+        key: key of the form, for the message.
+        form: its value; None for none.
+    """
+    if form is not None and not (isinstance(form, Mapping) and form.get("type") == "text"):
+        raise RequestError(
+            f"`{key}` = {short(form)} is not supported: nothing keeps the policy to a form; leave "
+            "it out, ask for the form in a message, and let the agent check the answer"
+        )
 
 
 def limit_of(body: Mapping[str, Any], *keys: str) -> int | None:
@@ -82,12 +100,12 @@ def stop_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(encodable(each, "`stop`") for each in texts if each)
 
 
-def streams(body: Mapping[str, Any]) -> bool:
-    """Return whether the answer is to come in pieces; RequestError if `stream` is no bool."""
-    stream = body.get("stream")
-    if not isinstance(stream, bool | None):
-        raise RequestError(f"`stream` must be true or false, found {short(stream)}")
-    return bool(stream)
+def flag_of(body: Mapping[str, Any], key: str) -> bool | None:
+    """Return a setting that is true, false or missing (None); RequestError for anything else."""
+    flag = body.get(key)
+    if not isinstance(flag, bool | None):
+        raise RequestError(f"`{key}` must be true or false, found {short(flag)}")
+    return flag
 
 
 def encodable(text: str, where: str) -> str:

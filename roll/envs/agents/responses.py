@@ -15,18 +15,25 @@ from roll.envs.agents.requests import (
     RequestError,
     call_of,
     encodable,
+    flag_of,
     limit_of,
     refuse,
+    refuse_form,
     short,
-    streams,
     text_of,
     tools_of,
     with_names,
 )
 
-REFUSED = {"previous_response_id": "", "conversation": "", "background": False}
-"""Keys of a request that must not have another value than this: an agent sends all that was
-said."""
+REFUSED = {
+    "previous_response_id": "",
+    "conversation": "",
+    "background": False,
+    "max_tool_calls": None,
+    "top_logprobs": 0,
+}
+"""Keys of a request that must not have another value than this: an agent sends all that was said,
+and runs the tools itself."""
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -39,6 +46,8 @@ def request_of(body: Any) -> ChatRequest:
     if not isinstance(body, Mapping) or not isinstance(body.get("input"), str | list):
         raise RequestError("the body must be a JSON object with `input`, a text or a list")
     refuse(body, REFUSED)
+    form = body.get("text")
+    refuse_form("text.format", form.get("format") if isinstance(form, Mapping) else form)
     items = body["input"]
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -50,7 +59,9 @@ def request_of(body: Any) -> ChatRequest:
         raise RequestError("`input` is empty")
     limit = limit_of(body, "max_output_tokens")
     tools = tools_of(body, nested=False)
-    return ChatRequest(with_names(said), (), limit, streams(body), tools)
+    several = flag_of(body, "parallel_tool_calls") is not False
+    stream = bool(flag_of(body, "stream"))
+    return ChatRequest(with_names(said), (), limit, stream, tools, several)
 
 
 def _with(said: list[Message], item: Any) -> list[Message]:

@@ -386,6 +386,7 @@ JSON = st.recursive(
 PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}) | JSON, max_size=2)
 SAID = st.fixed_dictionaries({"role": st.just("user") | JSON, "content": PARTS | JSON})
 KEYS = ("stop", "max_tokens", "max_completion_tokens", "stream", "n", "logprobs", "tools")
+KEYS += ("response_format", "parallel_tool_calls")
 BODIES = st.fixed_dictionaries(
     {"messages": st.just([user("go")]) | st.lists(SAID, max_size=2) | JSON},
     optional=dict.fromkeys(KEYS, JSON),
@@ -408,7 +409,7 @@ ITEMS = st.fixed_dictionaries(
 )
 RESPONSES = st.fixed_dictionaries(
     {"input": st.just("go") | st.lists(ITEMS, max_size=2) | JSON},
-    optional=dict.fromkeys(("instructions", "max_output_tokens", "stream"), JSON)
+    optional=dict.fromkeys(("instructions", "max_output_tokens", "stream", "text"), JSON)
     | {"tools": st.lists(CALLS, max_size=2) | JSON},
 )
 WITH_CALLS = st.fixed_dictionaries(

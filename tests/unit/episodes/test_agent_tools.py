@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     RunConfig,
@@ -172,16 +173,48 @@ def copy_of(book: Conversations) -> Conversations:
     [
         ({"tool_choice": "required"}, '`tool_choice` = "required" is not supported'),
         ({"tools": [{"type": "web_search"}]}, "`tools` may hold functions only"),
-        ({"functions": [FUNCTION]}, "`functions` = "),
+        ({"functions": [FUNCTION]}, "`functions` = .*; leave it out"),
+        ({"response_format": {"type": "json_object"}}, "`response_format` = .*in a message"),
+        ({"response_format": {"type": "json_schema"}}, "`response_format` = "),
+        ({"text": {"format": {"type": "json_schema"}}}, r"`text\.format` = .*in a message"),
+        ({"text": 3}, r"`text\.format` = 3"),
+        ({"top_logprobs": 3}, "`top_logprobs` = 3 is not supported; leave it out"),
+        ({"max_tool_calls": 3}, "`max_tool_calls` = 3 is not supported; leave it out"),
+        ({"parallel_tool_calls": "no"}, "`parallel_tool_calls` must be true or false"),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused(more: dict[str, Any], message: str) -> None:
-    body = {"messages": [{"role": "user", "content": "go"}], **more}
-    with pytest.raises(RequestError, match=message):
-        ChatRequest.of(body)
-    if "functions" not in more:
+    if not more.keys() & {"text", "max_tool_calls"}:
+        with pytest.raises(RequestError, match=message):
+            ChatRequest.of({"messages": [{"role": "user", "content": "go"}], **more})
+    if not more.keys() & {"functions", "response_format"}:
         with pytest.raises(RequestError, match=message):
             request_of({"input": "go", **more})
+
+
+def test_settings_with_the_values_that_they_have_anyway_are_served() -> None:
+    alike: dict[str, Any] = {"top_logprobs": 0, "parallel_tool_calls": True}
+    chats = {"response_format": {"type": "text"}, "n": 1, "logprobs": False}
+    asked = {"text": {"format": {"type": "text"}, "verbosity": "low"}, "max_tool_calls": None}
+    for more in ({}, alike | chats, dict.fromkeys([*alike, *chats])):
+        assert ChatRequest.of({"messages": [{"role": "user", "content": "go"}], **more}).parallel
+    for more in ({}, alike | asked, dict.fromkeys([*alike, *asked])):
+        assert request_of({"input": "go", **more}).parallel
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
+def test_an_agent_that_wants_one_call_at_a_time_gets_no_several(kind: type[Any]) -> None:
+    async def run(task: AgentTask) -> float:
+        model = kind(model=task.model, openai_client=client(task))
+        one = ModelSettings(parallel_tool_calls=False)
+        agent = Agent(name="adder", model=model, tools=[add], model_settings=one)
+        found = await Runner.run(agent, "17+4?", run_config=QUIET)
+        return float(found.final_output == f"{CALL}\n{CALL}")
+
+    _, second, last = played(run, CALL, f"{CALL}\n{CALL}")
+    assert text(second) == "21<assistant>"
+    counts = {"tool_calls": 2.0, "malformed": 1.0, "malformed_rate": 0.5}
+    assert (last.reward, dict(last.info)) == (1.0, counts)
 
 
 @pytest.mark.parametrize(
