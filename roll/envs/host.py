@@ -309,7 +309,7 @@ class EnvHost:
         return Observed(
             tokens,
             text,
-            prompt_end=self.turns.prompt_end(),
+            prompt_end=self.turns.prompt_end(tokens),
             info=numbers_of(info),
             state=state_of(info),
             seat=running.seats.current,
@@ -377,7 +377,7 @@ class EnvHost:
         return Observed(
             tokens=tokens,
             text=text,
-            prompt_end=self.turns.prompt_end(() if anew else messages),
+            prompt_end=self.turns.prompt_end(tokens),
             reward=value,
             terminated=bool(terminated),
             truncated=bool(truncated),

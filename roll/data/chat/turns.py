@@ -35,6 +35,8 @@ from roll.data.chat.tool_messages import (
 ANSWER = "number one"
 """Answer that stands for all answers of the policy. Templates strip white space and thoughts, and
 this text has neither."""
+END = 64
+"""Number of characters in the end of a text; the longest mark of a thought is shorter."""
 _QUESTION = Message(role="user", content="Which number?")
 _WORD = re.compile("[A-Za-z0-9]+")
 _RESULT = Message(role="tool", content="kzqw", name=PROBE_NAME, call_id=PROBE_ID)
@@ -144,17 +146,14 @@ class Turns:
         kept = list(tokens[:-1] if ends else tokens)
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
-    def prompt_end(self, messages: Sequence[Message] = ()) -> str:
+    def prompt_end(self, tokens: array[int]) -> str:
         """Return the end of the text before a turn of the policy; some templates open a thought
         there.
 
         Args:
-            messages: what the environment said before the turn.
+            tokens: tokens before the turn, or the last of them.
         """
-        if not self.template.chat_template:
-            return ""
-        results = any(message.role == "tool" for message in messages) and self.knows_results
-        return self._end_behind_result if results else self._end_behind_user
+        return self.text(tokens[-END:])[-END:] if self.template.chat_template else ""
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -188,18 +187,6 @@ class Turns:
         except DataError:
             return False
         return True
-
-    @cached_property
-    def _end_behind_user(self) -> str:
-        """Last 64 characters of the text before a turn of the policy that follows a message of the
-        user."""
-        return self._rendered([_QUESTION])[-64:]
-
-    @cached_property
-    def _end_behind_result(self) -> str:
-        """Last 64 characters of the text before a turn of the policy that follows a result of a
-        tool."""
-        return str(self.tokenizer.decode(self._behind_call([_RESULT])))[-64:]
 
     @cached_property
     def _end_marks(self) -> frozenset[int]:

@@ -268,7 +268,7 @@ class AgentHost:
                 f"environment {self.name!r}: the chat template of the model does not render what "
                 f"the agent sends: {error}"
             ) from error
-        running.prompt_end = self.turns.prompt_end(() if begins else new)
+        running.prompt_end = self.turns.prompt_end(tokens)
         return Observed(
             tokens,
             text,

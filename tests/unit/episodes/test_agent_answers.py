@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from roll.envs.tools.formats.api import Call, Malformed, Parsed
 from roll.envs.tools.formats.glm import Glm
 from roll.envs.tools.formats.llama3 import Llama3
 from roll.envs.tools.formats.loading import FORMATS
+from tests.unit.data.test_chat_templates import settings_of
 from tests.unit.data.test_turns import turns_of
 from tests.unit.episodes.test_agent_host import ask, client, played, user
 from tests.unit.episodes.test_contexts import encoded
+from tests.unit.tools.test_tool_turns import turns_of as tool_turns_of
 
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 # Values that Python has and JSON has not, or that cannot be written.
@@ -203,3 +206,29 @@ def test_an_agent_gets_nothing_of_a_cut_thought_or_call_of_gpt_oss() -> None:
 def test_an_agent_that_is_to_see_thoughts_gets_all_of_gpt_oss() -> None:
     said = f"{THOUGHT}<|channel|>final<|message|>It is 21."
     assert heard_by_agent(said, tools=False, thoughts="show") == said
+
+
+def test_an_answer_to_a_conversation_that_begins_with_a_result_begins_in_no_thought() -> None:
+    """DeepSeek V3.1 opens a thought behind the user, and none behind a result."""
+    turns, end = tool_turns_of("deepseek_v3_1")
+    turns = replace(turns, template=settings_of(chat_template_kwargs={"thinking": True}))
+    got: list[str] = []
+
+    async def agent(task: AgentTask) -> float:
+        call = {"type": "function", "id": "c", "function": {"name": "add", "arguments": "{}"}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "content": "21", "tool_call_id": "c"}
+        got.append(await ask(task, [user("go"), said, result]))
+        return 1.0
+
+    async def main() -> None:
+        settings = EnvironmentConfig(agent="a:b", special_tokens="show")
+        host = AgentHost("helper", settings, agent, turns)
+        try:
+            await host.open("e", 7, {})
+            await host.act("e", array("i", [*encoded(turns, "It is 21."), end]), end)
+        finally:
+            await host.shut()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert got == ["It is 21."]

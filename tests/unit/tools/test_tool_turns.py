@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from roll.core.types import Message
+from roll.core.types import Message, ToolCall
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.turns import Turns
 from roll.envs.tools.formats.api import Call
@@ -194,3 +195,19 @@ def test_without_a_template_tools_are_text_too() -> None:
     _, told = plain.opening([QUESTION], [TOOL])
     assert "Adds two numbers." in told
     assert decoded(plain, plain.reply([RESULT], last=None)).count("twenty-one") == 1
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_the_end_of_what_a_template_renders_is_the_end_before_a_turn(name: str) -> None:
+    """Also behind a result that is part of the opening, where some templates open no thought."""
+    turns, end = turns_of(name)
+    turns = replace(turns, template=settings_of(chat_template_kwargs={"thinking": True}))
+    called = Message("assistant", "", calls=(ToolCall("add", ARGUMENTS, "000000001"),))
+    for messages in ([QUESTION], [QUESTION, called, RESULT]):
+        tokens, text = turns.opening(messages, [TOOL])
+        assert turns.prompt_end(tokens) == text[-64:]
+    reply = turns.reply([RESULT], last=end)
+    assert decoded(turns, reply).endswith(turns.prompt_end(reply))
+    if name == "deepseek_v3_1":
+        opens = [turns.prompt_end(turns.opening(m)[0]) for m in ([QUESTION], [called, RESULT])]
+        assert [each.endswith("<think>") for each in opens] == [True, False]
