@@ -28,6 +28,12 @@ class Answer:
     finish: Finish = "stop"
     malformed: int = 0
     """Number of calls that could not be read, or were too many; they stay in the text."""
+    context_tokens: int = 0
+    """Number of tokens before the turn."""
+    tokens: int = 0
+    """Number of tokens of the turn."""
+    tells_tokens: bool = False
+    """Whether a stream of `/v1/chat/completions` ends with these numbers."""
 
 
 def answer_of(said: str, request: ChatRequest, format: Format | None, *, cut: bool) -> Answer:
@@ -81,8 +87,7 @@ def response(answer: Answer, model: str) -> dict[str, Any]:
     if answer.calls:
         message |= {"content": answer.text or None, "tool_calls": _calls(answer)}
     choice = {"index": 0, "message": message, "finish_reason": _finish(answer), "logprobs": None}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return _head("chat.completion", model) | {"choices": [choice], "usage": usage}
+    return _head("chat.completion", model) | {"choices": [choice], "usage": _usage(answer)}
 
 
 def chunks(answer: Answer, model: str) -> Iterator[bytes]:
@@ -94,12 +99,23 @@ def chunks(answer: Answer, model: str) -> Iterator[bytes]:
     for part, end in ((delta, None), ({}, _finish(answer))):
         choice = {"index": 0, "delta": part, "finish_reason": end}
         yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
+    if answer.tells_tokens:
+        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(answer)})}\n\n".encode()
     yield b"data: [DONE]\n\n"
 
 
 def arguments_of(call: ToolCall) -> str:
     """Return the arguments of a call as JSON text."""
     return call.arguments if isinstance(call.arguments, str) else json.dumps(dict(call.arguments))
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    whole = answer.context_tokens + answer.tokens
+    return {
+        "prompt_tokens": answer.context_tokens,
+        "completion_tokens": answer.tokens,
+        "total_tokens": whole,
+    }
 
 
 def _finish(answer: Answer) -> str:

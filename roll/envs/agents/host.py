@@ -12,7 +12,7 @@ import logging
 import secrets
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -57,6 +57,8 @@ class _Episode:
     """Last token of the latest turn in each conversation; None if the turn was cut."""
     rows: dict[int, int] = field(default_factory=dict)
     """Row in which the next turn of each conversation is written."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Number of tokens in the context of each conversation, for clients that count them."""
     contexts: dict[int, Context] = field(default_factory=dict)
     """Context of each conversation, with `history: fork`."""
     begun: int = 0
@@ -139,7 +141,8 @@ class AgentHost:
             episode: name of the episode.
             action: text of the turn; or its tokens, if the agent sees special tokens.
             last: last token of the turn; None if the turn was cut.
-            wrote: all tokens of the turn; needed with `history: fork`.
+            wrote: all tokens of the turn, which a client is told the number of; needed with
+                `history: fork`.
 
         Raises:
             EnvironmentFailedError: the agent raised or took too long; or no such episode runs here.
@@ -155,7 +158,12 @@ class AgentHost:
         final = last is None or not request.tools
         said = heard(action, self.turns, self.config, running.prompt_end, final=final)
         try:
-            found = self._taken(said, request, cut=last is None)
+            found = replace(
+                self._taken(said, request, cut=last is None),
+                context_tokens=running.lengths[number],
+                tokens=len(wrote or ()),
+                tells_tokens=request.tells_tokens,
+            )
             running.conversations.answered(number, found, said)
         except RollError:
             raise
@@ -167,6 +175,7 @@ class AgentHost:
         running.calls["tool_calls"] += len(found.calls) + found.malformed
         running.calls["malformed"] += found.malformed
         running.last_tokens[number] = last
+        running.lengths[number] += found.tokens
         if number in running.contexts:
             assert wrote is not None
             running.contexts[number].wrote(wrote)
@@ -254,13 +263,13 @@ class AgentHost:
             elif self.config.history == "keep":
                 tokens = self.turns.reply(new, last=running.last_tokens[number])
             else:
-                tokens, anew = running.contexts[number].next(
+                tokens, rewritten = running.contexts[number].next(
                     new,
                     request.messages,
                     last=running.last_tokens[number],
                     tools=request.tools,
                 )
-                if anew:
+                if rewritten:
                     follows = running.rows[number]
                     running.begin_row(number)
         except (DataError, TypeError, ValueError, RecursionError) as error:  # of templates, nests
@@ -268,6 +277,8 @@ class AgentHost:
                 f"environment {self.name!r}: the chat template of the model does not render what "
                 f"the agent sends: {error}"
             ) from error
+        anew = begins or follows is not None
+        running.lengths[number] = len(tokens) + (0 if anew else running.lengths[number])
         running.prompt_end = self.turns.prompt_end(tokens)
         return Observed(
             tokens,

@@ -29,6 +29,8 @@ class ChatRequest:
     """Descriptions of the tools that the policy may call, as chat templates take them."""
     parallel: bool = True
     """Whether a turn may have several calls."""
+    tells_tokens: bool = False
+    """Whether a stream is to end with the numbers of tokens."""
 
     @classmethod
     def of(cls, body: Any) -> ChatRequest:
@@ -44,6 +46,9 @@ class ChatRequest:
             raise RequestError("the body must be a JSON object with a list `messages`")
         refuse(body, REFUSED)
         refuse_form("response_format", body.get("response_format"))
+        options = body.get("stream_options")
+        if not isinstance(options, Mapping | None):
+            raise RequestError(f"`stream_options` must be an object, found {short(options)}")
         messages = with_names([_message(each) for each in body["messages"]])
         if not messages:
             raise RequestError("`messages` is empty")
@@ -54,6 +59,7 @@ class ChatRequest:
             bool(flag_of(body, "stream")),
             tools_of(body, nested=True),
             flag_of(body, "parallel_tool_calls") is not False,
+            bool(flag_of(options or {}, "include_usage")),
         )
 
 

@@ -110,11 +110,11 @@ def body_of(answer: Answer, model: str) -> dict[str, Any]:
         "tools": [],
         "top_p": None,
         "usage": {
-            "input_tokens": 0,
+            "input_tokens": answer.context_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 0,
+            "output_tokens": answer.tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 0,
+            "total_tokens": answer.context_tokens + answer.tokens,
         },
     }
 

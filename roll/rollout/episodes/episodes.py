@@ -75,7 +75,8 @@ class Hosts(Protocol):
         Args:
             action: text of the turn; or its tokens, if the environment sees special tokens.
             last: last token of the turn; None if the turn was cut.
-            wrote: all tokens of the turn, if the chat template may rewrite it (`history: fork`).
+            wrote: all tokens of the turn, if the chat template may rewrite it (`history: fork`), or
+                an agent is told their number.
         """
         ...
 
@@ -297,7 +298,8 @@ class Episodes:
                 return heard, True
             last = written.tokens[-1] if written.tokens and not cut else None
             action = _action(written, config, heard.prompt_end)
-            wrote = written.tokens if config.history == "fork" else None
+            told = config.history == "fork" or config.agent is not None
+            wrote = written.tokens if told else None
             heard = await hosts.act(episode, action, last, wrote)
             record.answered(number, heard, hosts.name)
             _pay(heard, current, played)

@@ -59,9 +59,9 @@ FORMATS.register("breaks_at_all")(BreaksAtAll())
 
 async def with_tools(task: AgentTask) -> float:
     """Agent whose reward is 1 if a turn is a text, without calls."""
-    tools = [{"type": "function", "function": ADD}]
-    made = client(task).chat.completions
-    found = await made.create(model="m", messages=[user("go")], tools=tools)  # type: ignore[call-overload]
+    tools: list[Any] = [{"type": "function", "function": ADD}]
+    messages: list[Any] = [user("go")]
+    found = await client(task).chat.completions.create(model="m", messages=messages, tools=tools)
     return float(found.choices[0].message.tool_calls is None)
 
 
@@ -106,9 +106,10 @@ def test_arguments_that_a_format_writes_as_text_get_the_types_of_the_tool(format
     got: list[Any] = []
 
     async def agent(task: AgentTask) -> float:
-        tools = [{"type": "function", "function": {"name": "put", "parameters": SCHEMA}}]
-        made = client(task).chat.completions
-        found = await made.create(model="m", messages=[user("go")], tools=tools)  # type: ignore[call-overload]
+        put = {"name": "put", "parameters": SCHEMA}
+        asked: dict[str, Any] = {"tools": [{"type": "function", "function": put}]}
+        asked |= {"model": "m", "messages": [user("go")]}
+        found: Any = await client(task).chat.completions.create(**asked)
         got.append(json.loads(found.choices[0].message.tool_calls[0].function.arguments))
         return 1.0
 
@@ -147,9 +148,10 @@ def test_arguments_are_read_whatever_the_schema_of_a_client_is(schema: Any) -> N
 def test_a_call_with_half_of_a_surrogate_pair_is_malformed(call: str) -> None:
     async def agent(task: AgentTask) -> float:
         """Sends back what it got, and asks again."""
-        tools: Any = [{"type": "function", "function": ADD}]
-        made, messages = client(task).chat.completions, [user("go")]
-        first = await made.create(model="m", messages=messages, tools=tools)  # type: ignore[arg-type]
+        tools: list[Any] = [{"type": "function", "function": ADD}]
+        made = client(task).chat.completions
+        messages: list[Any] = [user("go")]
+        first: Any = await made.create(model="m", messages=messages, tools=tools)
         more: Any = [*messages, first.choices[0].message.model_dump(exclude_none=True)]
         calls = first.choices[0].message.tool_calls or []
         more += [{"role": "tool", "tool_call_id": each.id, "content": "?"} for each in calls]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from roll.envs.agents.host import AgentHost
 from roll.rollout.types import Group, ScoredSample
 from tests.episodes import Writer, played
 from tests.unit.data.test_turns import turns_of
-from tests.unit.episodes.test_agent_host import ask, user
+from tests.unit.episodes.test_agent_host import ask, client, user
 from tests.unit.episodes.test_contexts import TASK, Told, check_rows, encoded, rendered, text
 
 
@@ -94,3 +95,36 @@ def test_the_text_of_a_sample_is_its_first_conversation_in_all_rows() -> None:
     assert [turn.row for turn in one.turns] == [0, 1, 2]
     first, _, last = (" ".join(map(str, written)) for written in told.written)
     assert one.sample.response_text == f"{first}\non\n{last}"
+
+
+@pytest.mark.parametrize("history", ["keep", "fork"])
+def test_an_agent_is_told_the_numbers_of_tokens_that_the_engine_saw_and_wrote(history: str) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def agent(task: AgentTask) -> float:
+        made = client(task)
+        messages: list[Any] = [user("go")]
+        model: Any = {"model": task.model}
+        for _ in range(3):
+            whole: Any = await made.chat.completions.create(**model, messages=messages)
+            used = whole.usage
+            seen.append((used.prompt_tokens, used.completion_tokens, used.total_tokens))
+            said = whole.choices[0].message.content
+            messages += [{"role": "assistant", "content": said}, user("on")]
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        stream: Any = await made.chat.completions.create(**model, messages=messages, **options)
+        *pieces, end = [chunk async for chunk in stream]
+        assert not end.choices
+        assert all(each.usage is None for each in pieces)
+        used = end.usage
+        seen.append((used.prompt_tokens, used.completion_tokens, used.total_tokens))
+        response: Any = await made.responses.create(**model, input="new")
+        used = response.usage
+        seen.append((used.input_tokens, used.output_tokens, used.total_tokens))
+        return 1.0
+
+    answers = ["a", "<think>\nwhy\n</think>\n\nleft", "so", "b", "c"]
+    one, told = play(agent, answers, history=history, thoughts="show")
+    assert one.reward == 1.0
+    sizes = zip(map(len, told.contexts), map(len, told.written), strict=True)
+    assert seen == [(before, wrote, before + wrote) for before, wrote in sizes]
