@@ -36,7 +36,8 @@ def options(
 app = typer.Typer(
     help="Post-train language models with reinforcement learning.",
     epilog="Exit codes: 0 done; 1 a failure; 2 a mistake of the user, such as an unknown key; 75 a "
-    "run that ended behind a step, as it was told to (the same command goes on); 128 + n signal n.",
+    "run that ended behind a step, as it was told to (the same command goes on, after stop_at with "
+    "a later one); 128 + n signal n.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

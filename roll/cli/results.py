@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from roll.cli.shared import ERR, OUT, Debug, Overrides, leave_out_triton, reported, told_if_slow
+from roll.config.errors import UserError
 
 EVALUATIONS = Path("outputs/eval")
 
@@ -101,17 +102,22 @@ def watch(
         bool, typer.Option("--serve", help="Serve the page of the run to browsers of this machine.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of --serve; 0: any free one.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of --serve; 0, or left out: any free one."),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
     debug: Debug = False,
 ) -> None:
     """Follow a run: how far it is, alarms, curves, times; until it has ended."""
     with reported(debug):
+        if serve and once:
+            raise UserError("--once shows the run in the terminal, --serve as a page: take one")
+        if port is not None and not serve:
+            raise UserError("--port is that of the page of --serve: give --serve, too, or no port")
         from roll.commands import watch as watching
 
         if serve:
-            watching.serve(folder, lambda line: OUT.print(line, markup=False), port=port)
+            watching.serve(folder, lambda line: OUT.print(line, markup=False), port=port or 0)
         else:
             watching.watch(folder, once=once)
 

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from roll.commands.checks.output_folder import check_output_folder
 from roll.commands.preflight import user_folder
 from roll.commands.trials.user_code import wrong_code
 from roll.config.checks.notices import notices
@@ -27,6 +28,7 @@ from roll.distributed.processes.shutdown import StopWish, orderly_end
 from roll.models.fetch import fetch
 from roll.output_dir.resume import check_optimizer, finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
+from roll.output_dir.summary import read_summary
 from roll.output_dir.trackers import check_trackers
 from roll.output_dir.upload import check_urls, copy_missing, fetched, is_url
 from roll.pipeline.agentic import AgenticPipeline
@@ -79,7 +81,10 @@ def launch(
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
     check_urls(loaded.config)
+    check_output_folder(loaded)
     output_dir = Path(loaded.config.output_dir).expanduser().absolute()
+    if loaded.config.resume == "never" or not _has_ended(output_dir):
+        _refuse_to_end_before_it_begins(loaded.config)
     # The lock comes first, because the next calls also clean up what a killed run has left in the
     # folder.
     with RunLock(output_dir) as lock:
@@ -161,6 +166,13 @@ def _with_checkpoint_here(config: RunConfig, output_dir: Path) -> RunConfig:
     if not is_url(config.resume):
         return config
     return config.model_copy(update={"resume": str(fetched(config.resume, output_dir))})
+
+
+def _has_ended(output_dir: Path) -> bool:
+    """Return whether the last session of the run has come to its last step, so that this one may
+    have nothing to do but to say so."""
+    summary = read_summary(output_dir)
+    return summary is not None and summary["status"] == "finished"
 
 
 def _refuse_to_end_before_it_begins(config: RunConfig) -> None:

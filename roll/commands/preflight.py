@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roll.commands.import_paths import Call, check_import_path
+from roll.commands.checks.import_paths import Call, check_import_path
+from roll.commands.checks.output_folder import check_output_folder, check_resume
 from roll.commands.memory.plan import check_fit, devices_of
 from roll.commands.memory.sizes import stored_elements
 from roll.config.agentic_base import AgenticBase
@@ -85,6 +86,8 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(check_trackers, config.track), True),
         (partial(_check_replay, config), False),
         (partial(check_writable, Path(config.output_dir).expanduser().absolute()), False),
+        (partial(check_output_folder, loaded), False),
+        (partial(check_resume, config), False),
         (partial(check_optimizer, config), False),
         (partial(check_urls, config), True),
     ]

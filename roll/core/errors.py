@@ -57,7 +57,8 @@ class SettingsChangedError(RollError):
 
 class StoppedEarlyError(RollError):
     """The run was asked to end before its last step. It has saved the step that was under way, and
-    goes on when it is started again (exit code 75, with which batch systems start a job again)."""
+    goes on when it is started again, after `stop_at` with a later one (exit code 75, with which
+    batch systems start a job again)."""
 
 
 class FolderLostError(RollError):

@@ -176,7 +176,7 @@ class Checkpoints:
         if resume == "auto":
             complete = self.complete()
             return complete[-1][1] if complete else None
-        path = Path(resume)
+        path = Path(resume).expanduser()
         if not (path / STATE).is_file():
             raise CheckpointError(f"resume: {self.told_of_missing(path)}")
         return path

@@ -123,28 +123,39 @@ def steps_left(config: RunConfig) -> range:
 
 
 def where_it_goes_on(config: RunConfig) -> str:
-    """Return a sentence about what the command of a run that ends now does next time, and which of
-    the steps that were shown it does again.
+    """Return a sentence about how a run that ends now goes on next time, and which of the steps
+    that were shown are done again.
 
     Raises:
         CheckpointError: the checkpoint is not in the format of this version.
     """
-    first, last = steps_left(config).start, config.max_steps
+    first = steps_left(config.model_copy(update={"resume": "auto"})).start
     if not first:
-        why = "resume: never" if config.resume == "never" else "there is no checkpoint yet"
-        return f"the same command begins anew ({why})"
+        why = {"auto": "there is no checkpoint yet", "never": "resume: never"}
+        told = why.get(config.resume, f"there is no checkpoint here yet; resume: {config.resume}")
+        return f"the same command begins anew ({told})"
     shown = (
         record["step"]
         for record in read_records(Path(config.output_dir) / "metrics.jsonl")
         if "time/step_s" in record
     )
     again = sorted({step for step in shown if step >= first})
-    told = f"the same command goes on with step {first} of {last}, from its last checkpoint"
+    told = f"{same_command(config)} goes on with step {first} of {config.max_steps}"
+    told += ", from its last checkpoint"
     if not again:
         return told
     if len(again) == 1:
         return f"{told}; step {first} is done again"
     return f"{told}; steps {again[0]} to {again[-1]} are done again"
+
+
+def same_command(config: RunConfig) -> str:
+    """Return the words "the same command", and what it must say otherwise to go on from the newest
+    checkpoint of this run."""
+    changes = [] if config.resume == "auto" else ["resume=auto"]
+    if config.stop_at is not None and datetime.now().astimezone() >= config.stop_at.astimezone():
+        changes.append("a later stop_at")
+    return "the same command" + (f" with {' and '.join(changes)}" if changes else "")
 
 
 def tell_resumption(start: Start, written: RunConfig) -> None:
@@ -175,7 +186,7 @@ def _state_to_resume(config: RunConfig) -> RunState | None:
         complete = Checkpoints(folder, config.checkpoint).complete()
         checkpoint = complete[-1][1] if complete else None
     else:
-        checkpoint = Path(config.resume)
+        checkpoint = Path(config.resume).expanduser()
     if checkpoint is None or not (checkpoint / STATE).is_file():
         return None
     return load_state(checkpoint)
@@ -298,13 +309,27 @@ def _told(output_dir: Path) -> Iterator[None]:
 def set_aside(output_dir: Path) -> None:
     """Rename a folder that holds more than a lock to `<name>.1`, or the next free number.
 
-    Called for `resume: never`, which begins in an empty folder. Only the lock is deleted.
+    Called for `resume: never`, which begins in an empty folder. Only the lock is deleted. Of a
+    link, the folder that it leads to is renamed, and made again, so that the new run is on the same
+    disk as the earlier one.
+
+    Raises:
+        ConfigError: the folder cannot be renamed.
     """
     if not output_dir.is_dir() or {path.name for path in output_dir.iterdir()} <= {LOCK}:
         return
+    place = output_dir.resolve()
     number = 1
-    while (aside := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
+    while (aside := place.with_name(f"{place.name}.{number}")).exists():
         number += 1
-    output_dir.rename(aside)
+    try:
+        place.rename(aside)
+        if output_dir.is_symlink():
+            place.mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: resume: never renames {place} to {aside}, which failed "
+            f"({error.strerror}); move what is in it by hand, or name another output_dir"
+        ) from None
     (aside / LOCK).unlink(missing_ok=True)  # it belongs to the run that begins
     logger.info("resume is never: the earlier run is kept in %s", aside)

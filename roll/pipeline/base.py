@@ -31,6 +31,7 @@ from roll.output_dir.resume import (
     find_start,
     finished_summary,
     mark_export,
+    same_command,
     tell_resumption,
     where_it_goes_on,
 )
@@ -131,8 +132,7 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def exclusive_devices(self, role: Role) -> AbstractContextManager[None]:
-        """Move a role onto its devices for the time of the block; roles that share these devices
-        are moved off."""
+        """Move a role onto its devices for the block, and the roles that share them off."""
 
     def load(self, checkpoint: Path) -> None:
         """Load the state of all training clusters from a folder that `save` wrote.
@@ -281,8 +281,8 @@ class Pipeline(ABC, Generic[C]):
                     break
                 if reason:
                     raise StoppedEarlyError(
-                        f"{done} of {last} steps are done and saved ({reason}); the same command "
-                        "goes on"
+                        f"{done} of {last} steps are done and saved ({reason}); "
+                        f"{same_command(self.config)} goes on"
                     )
         if carried:
             trackers.log(done, carried)
@@ -319,7 +319,7 @@ class Pipeline(ABC, Generic[C]):
             except Exception as unsaved:  # noqa: BLE001 - the error of the validation is the cause
                 logger.error("the steps could not be saved: %s", unsaved)
             else:
-                logger.error("%s are saved; the same command validates them again", of)
+                logger.error("%s are saved; %s validates them", of, same_command(self.config))
             raise
 
     def _is_over(self, done: int) -> bool:

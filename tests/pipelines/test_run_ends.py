@@ -157,7 +157,7 @@ def test_steps_outlive_a_validation_that_fails(
     (out / "broken").touch()
     with pytest.raises(EngineError, match="no inference replica is left"):
         run_local(path, pipeline=Unvalidated)
-    assert "2 of 2 steps are saved; the same command validates them again" in caplog.text
+    assert "2 of 2 steps are saved; the same command validates them" in caplog.text
     assert (out / "hf/model.safetensors").exists()
     (out / "broken").unlink()
     records = run_local(path, pipeline=Unvalidated)

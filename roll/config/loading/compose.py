@@ -29,6 +29,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
+from yaml.reader import ReaderError
 
 from roll.config.errors import ConfigError, nearest
 from roll.config.loading.explain import describe
@@ -93,6 +94,15 @@ def load_config(
         except ValidationError as error:
             raise ConfigError(describe(error, model, data, origins)) from None
     return LoadedConfig(config, path, tuple(overrides))
+
+
+def run_files(path: Path) -> set[Path]:
+    """Return the resolved paths of a run file and of all files that its `defaults` name; the errors
+    are those of `compose`."""
+    seen: set[Path] = set()
+    for _ in _files(path, (), seen):
+        pass
+    return seen
 
 
 def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
@@ -241,6 +251,13 @@ def read_layer(path: Path, *, named_by: Path | None) -> Layer:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        found = f"U+{ord(text[error.position]):04X}"
+        raise ConfigError(
+            f"{path}:{line}: not valid YAML: the character {found}, which no YAML file may hold; "
+            "remove it, or write it as an escape in double quotes"
+        ) from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
     except RecursionError:

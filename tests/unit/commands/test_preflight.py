@@ -13,6 +13,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
+from roll.commands.checks.import_paths import Call, check_import_path
 from roll.commands.doctor import (
     RAY,
     Line,
@@ -24,7 +25,6 @@ from roll.commands.doctor import (
     examine_token,
     table_of,
 )
-from roll.commands.import_paths import Call, check_import_path
 from roll.commands.preflight import inspect
 from roll.config import load_config
 from roll.config.sections.placement import ClusterConfig

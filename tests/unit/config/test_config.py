@@ -380,6 +380,10 @@ def test_a_changed_kind_inherits_nothing(tmp_path: Path, run_file: Path) -> None
 def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2\n")
     assert "bad.yaml:2: not valid YAML" in error(tmp_path / "bad.yaml")
+    (tmp_path / "odd.yaml").write_text("seed: 1\nresume: a\x1bb\n")
+    (tmp_path / "over.yaml").write_text("defaults: [odd.yaml]\n")
+    for name in ("odd.yaml", "over.yaml"):
+        assert "odd.yaml:2: not valid YAML: the character U+001B" in error(tmp_path / name)
     assert "did you mean 'run.yaml'?" in error(tmp_path / "rn.yaml")
     (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
     assert "set twice" in error(tmp_path / "twice.yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_state, require_written
-from roll.output_dir.resume import find_start, finished_summary, where_it_goes_on
+from roll.output_dir.resume import (
+    find_start,
+    finished_summary,
+    same_command,
+    steps_left,
+    where_it_goes_on,
+)
 from tests.rlvr_file import RUN, loaded
 from tests.unit.runtime.written_checkpoints import writing
 
@@ -103,6 +110,43 @@ def test_an_end_by_a_signal_tells_which_steps_are_done_again(tmp_path: Path) -> 
     assert where_it_goes_on(config) == f"{goes_on}; step 4 is done again"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert where_it_goes_on(config) == f"{goes_on}; steps 4 to 5 are done again"
+
+
+def test_an_end_tells_what_the_same_command_must_say_otherwise_to_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    earlier = f"resume={tmp_path}/other/step_000002"
+    run = (path, "max_steps=9", f"output_dir={tmp_path}/out")
+    begins = "the same command begins anew ("
+    assert where_it_goes_on(loaded(*run, "resume=never")) == f"{begins}resume: never)"
+    assert where_it_goes_on(loaded(*run, earlier)).startswith(
+        f"{begins}there is no checkpoint here"
+    )
+    config = loaded(*run)
+    with writing(
+        Checkpoints(tmp_path / "out/checkpoints", config.checkpoint), RunState(step=4, sampler={})
+    ):
+        pass
+    rest = "goes on with step 4 of 9, from its last checkpoint"
+    for resume in ("resume=never", earlier):
+        with_auto = f"the same command with resume=auto {rest}"
+        assert where_it_goes_on(loaded(*run, resume)) == with_auto
+    assert same_command(loaded(*run, "stop_at=2200-01-31 18:00")) == "the same command"
+    passed = "stop_at=2020-01-31 18:00"
+    assert same_command(loaded(*run, passed)) == "the same command with a later stop_at"
+    both = "the same command with resume=auto and a later stop_at"
+    assert same_command(loaded(*run, passed, "resume=never")) == both
+
+
+def test_a_checkpoint_below_the_home_folder_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    checkpoints = Checkpoints(tmp_path / "other", CheckpointConfig())
+    write(checkpoints, 4)
+    named = f"~/{os.path.relpath(tmp_path, Path.home())}/other/step_000004"
+    assert checkpoints.find(named) is not None
+    config = loaded(path, "max_steps=9", f"output_dir={tmp_path}/out", f"resume={named}")
+    assert steps_left(config) == range(4, 9)
 
 
 def test_a_checkpoint_without_its_validation_is_neither_complete_nor_ranked(

@@ -12,7 +12,10 @@ import typer
 import yaml
 
 from roll.cli import reported
+from roll.commands.checks.output_folder import check_output_folder, check_resume
+from roll.commands.preflight import inspect
 from roll.config import RlvrConfig, load_config
+from roll.config.loading.written import run_file_text
 from roll.core.errors import (
     CheckpointError,
     ConfigError,
@@ -59,6 +62,79 @@ def test_a_checkpoint_without_optimizers_is_trained_on_only_when_asked(tmp_path:
     check_optimizer(load_config(path, ["checkpoint.restart_optimizer=true"]).config)
     check_optimizer(load_config(path, ["max_steps=2"]).config)  # only the export may be missing
     check_optimizer(load_config(path, ["resume=never"]).config)
+
+
+def test_a_run_file_of_the_users_is_not_overwritten_by_its_run(tmp_path: Path) -> None:
+    own = write_task(tmp_path).rename(tmp_path / "config.yaml")
+    based = tmp_path / "based.yaml"
+    based.write_text("defaults: [config.yaml]\nseed: 3\n")
+    for path in (own, based):
+        with pytest.raises(ConfigError, match=r"output_dir: .*config\.yaml, which is the run file"):
+            check_output_folder(load_config(path, [f"output_dir={tmp_path}"]))
+        check_output_folder(load_config(path))
+    found = inspect(load_config(own, [f"output_dir={tmp_path}"]))
+    assert any("what you wrote there would be lost" in str(one.error) for one in found)
+
+
+def test_the_config_that_a_run_has_written_is_its_run_file_the_next_time(tmp_path: Path) -> None:
+    first = load_config(write_task(tmp_path)).config
+    path = Path(first.output_dir) / "config.yaml"
+    path.parent.mkdir()
+    path.write_text(run_file_text(first))
+    check_output_folder(load_config(path))  # killed before its first step
+    path.write_text(write_task(tmp_path).read_text())
+    (path.parent / "metrics.jsonl").touch()
+    check_output_folder(load_config(path))
+
+
+def test_never_moves_nothing_that_is_no_earlier_run_or_is_still_needed(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    out = tmp_path / "out"
+
+    def check(*overrides: str, file: Path = path) -> None:
+        check_output_folder(load_config(file, ["resume=never", *overrides]))
+
+    check()  # there is no such folder
+    out.mkdir()
+    check()  # an empty one
+    (out / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"resume: never .*/out, .*no earlier run.* notes\.txt"):
+        check()
+    (out / "metrics.jsonl").touch()
+    (out / "config.yaml").write_text(path.read_text())
+    check()
+    check(file=out / "config.yaml")
+    with pytest.raises(ConfigError, match=r"the run file .*/out/own\.yaml"):
+        check(file=path.rename(out / "own.yaml"))
+    (out / "own.yaml").rename(path)
+    (tmp_path / "model").rename(out / "hf")
+    with pytest.raises(ConfigError, match=r"which holds model\.path: .*/out/hf"):
+        check(f"model.path={out}/hf")
+    (out / "hf").rename(tmp_path / "model")
+    (out / "b").mkdir()
+    (out / "b" / "run.lock").touch()
+    with pytest.raises(ConfigError, match=r"in which .*/out/b is another run"):
+        check()
+
+
+def test_a_resume_that_is_no_checkpoint_is_refused_before_the_run(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    for good in ("auto", "never", "s3://bucket/run/step_000002"):
+        check_resume(load_config(path, [f"resume={good}"]).config)
+    config = load_config(path, [f"resume={tmp_path}/step_000002"])
+    with pytest.raises(ConfigError, match=r"resume: .*no complete checkpoint \(there is no such"):
+        check_resume(config.config)
+    assert any("no complete checkpoint" in str(finding.error) for finding in inspect(config))
+
+
+def test_never_sets_aside_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "out").mkdir(parents=True)
+    (tmp_path / "disk" / "out" / "file").write_text("first")
+    (tmp_path / "link").symlink_to("disk/out")
+    set_aside(tmp_path / "link")
+    assert (tmp_path / "disk" / "out.1" / "file").read_text() == "first"
+    assert (tmp_path / "link").is_symlink()
+    assert list((tmp_path / "link").iterdir()) == []
 
 
 def test_never_sets_the_earlier_run_aside(tmp_path: Path) -> None:
