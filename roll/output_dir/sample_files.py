@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,7 +17,11 @@ from roll.output_dir.whole_file import replaced
 Split = Literal["train", "validation"]
 FOLDER = "samples"
 """Name of the folder in the output_dir of a run; it has a folder for each split."""
+DUMPS = "rollouts"
+"""Name of the folder beside it with a few samples of some steps, for people to read."""
 _FILE = re.compile(r"step_(\d+)\.parquet")
+_DUMP = re.compile(r"step_(\d+)(?:\.jsonl)?")
+"""Name of the file of a step in `rollouts/`, or of the folder of its pictures."""
 _ORIGIN = b"roll"
 """Key of the metadata of a file that holds its `Origin`, as JSON."""
 
@@ -147,8 +152,8 @@ def write_samples(path: Path, tables: Iterable[Any], origin: Origin) -> None:
 
 def drop_samples(output_dir: Path, *, done: int) -> None:
     """Delete the files of all that a run writes again when it goes on after `done` steps, and what
-    a killed session has left half written: the steps from `done` on and the validations behind it;
-    all of them if the run begins anew."""
+    a killed session has left half written: the steps from `done` on, those in `rollouts/` with
+    their pictures included, and the validations behind it; all of them if the run begins anew."""
     for path in (output_dir / FOLDER).glob("*/.*.tmp"):
         path.unlink()
     for step, path in sample_files(output_dir, "train").items():
@@ -156,4 +161,12 @@ def drop_samples(output_dir: Path, *, done: int) -> None:
             path.unlink()
     for step, path in sample_files(output_dir, "validation").items():
         if step > done or done == 0:
+            path.unlink()
+    for path in (output_dir / DUMPS).glob("step_*"):
+        named = _DUMP.fullmatch(path.name)
+        if named is None or int(named[1]) < done:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink()

@@ -11,6 +11,7 @@ from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.timing import Timers
 from roll.core.types import Prompt
+from roll.output_dir.sample_files import DUMPS
 from roll.pipeline.outputs.rollout_files import dump_rollouts
 from roll.rollout.assemble import assemble, rollout_metrics, with_answers
 from roll.runtime.rollouts.stage import Rollouts
@@ -47,7 +48,7 @@ def collect(
     groups, metrics = rollouts.collect(step, timers)
     every = config.track.rollouts_every
     if every is not None and step % every == 0:
-        path = Path(config.output_dir) / "rollouts" / f"step_{step:06d}.jsonl"
+        path = Path(config.output_dir) / DUMPS / f"step_{step:06d}.jsonl"
         dump_rollouts(
             path,
             groups,

@@ -174,6 +174,20 @@ def test_what_a_run_does_again_is_dropped(
     assert not torn.exists()
 
 
+def test_samples_for_people_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    for step in (10, 20):
+        (folder / f"step_{step:06d}").mkdir(parents=True)
+        (folder / f"step_{step:06d}" / "picture.png").touch()
+        (folder / f"step_{step:06d}.jsonl").touch()
+    (folder / "step_by_step.txt").touch()
+    drop_samples(tmp_path, done=20)
+    kept = {"step_000010", "step_000010.jsonl", "step_by_step.txt"}
+    assert {path.name for path in folder.iterdir()} == kept
+    drop_samples(tmp_path, done=0)
+    assert [path.name for path in folder.iterdir()] == ["step_by_step.txt"]
+
+
 def test_the_lines_of_the_page_read_the_files(tmp_path: Path) -> None:
     write_samples(sample_file(tmp_path, "train", 5), [table(scored(), scored())], ORIGIN)
     page = (Path(__file__).parents[3] / "docs/samples.md").read_text(encoding="utf-8")
