@@ -25,9 +25,10 @@ def write_report(folders: Sequence[Path], out: Path | None) -> Path:
     """
     runs = read_runs(folders)
     path = out or folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
+    content = page(runs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, page(runs))
+        replace_file(path, content)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}); name another file by --out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,29 +33,54 @@ EVERY_S = 1.0
 class Watch:
     """A run that is read again when its folder has something new."""
 
-    def __init__(self, folder: Path) -> None:
-        """Look at `folder`; UserError if it is none, or holds runs in place of one. An empty one
-        may become that of a run."""
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        """Look at a folder. An empty one may become that of a run.
+
+        Args:
+            now: returns the time, in seconds since 1970.
+
+        Raises:
+            UserError: `folder` is none, or holds runs in place of one.
+        """
         begun = any((folder / name).exists() for name in (METRICS, FILE, "config.yaml", LOCK))
         if not folder.is_dir() or (not begun and runs_in(folder)):
             raise UserError(told_of_no_run(folder.absolute()))
         self.folder = folder.absolute()
+        self._now = now
         self._reader = RecordReader(self.folder / METRICS)
+        self._seen: tuple[str, Run | None] = ("", None)
+        """State of the files of which `version` has read the run, and the run."""
+        self._reading = threading.Lock()
+        """Held while the run is read, by one of the threads that answer browsers."""
         self._judged: tuple[float, int, list[Alarm]] = (0.0, 0, [])
         """Time of the last record and number of the records of which there are alarms, and the
         alarms: they take long for a long run."""
 
     def version(self) -> str:
-        """Return a text that changes when the run has written a record, has begun or has ended."""
+        """Return a text that changes when the run has written a record, has begun, has ended or is
+        silent."""
         files = " ".join(_state(self.folder / name) for name in (METRICS, FILE, "config.yaml"))
-        return f"{files} {session_of(self.folder, time.time())}"
+        with self._reading:
+            if self._seen[0] != files:
+                try:
+                    self._seen = files, self._read()
+                except NothingYetError:
+                    self._seen = files, None
+            run = self._seen[1]
+        status = "" if run is None else progress(run, self._now()).status
+        return f"{files} {session_of(self.folder, self._now())} {status}"
 
     def run(self) -> Run:
         """Read the run, with what is known of its process; NothingYetError before its first
         record."""
-        run = read_run(self.folder, self.folder.name, self._reader)
-        now = progress(run, time.time())
+        with self._reading:
+            run = self._read()
+        now = progress(run, self._now())
         return run if now.ended else replace(run, state=now.status)
+
+    def _read(self) -> Run:
+        """Read the run as its folder says; NothingYetError before its first record."""
+        return read_run(self.folder, self.folder.name, self._reader)
 
     def alarms(self, run: Run) -> list[Alarm]:
         """Return the alarms of the run."""
@@ -65,7 +92,7 @@ class Watch:
 
     def screen(self, run: Run) -> RenderableType:
         """Return what a terminal shows of the run."""
-        return screen(run, self.alarms(run), progress(run, time.time()))
+        return screen(run, self.alarms(run), progress(run, self._now()))
 
     def waits(self) -> str:
         """Return what the run waits for before its first record.
@@ -73,7 +100,7 @@ class Watch:
         Raises:
             DataError: it has ended without one.
         """
-        if session_of(self.folder, time.time()) is not None:
+        if session_of(self.folder, self._now()) is not None:
             return f"{self.folder}: no step has ended yet"
         summary = read_summary(self.folder)
         if summary is not None:
@@ -89,7 +116,7 @@ def watch(folder: Path, *, once: bool = False) -> None:
         once: show how it is now, and return.
 
     Raises:
-        UserError: `folder` is none; or there is no terminal, and not `once`.
+        UserError: `folder` is none; or there is no terminal that can draw a screen, and not `once`.
         NothingYetError: with `once`: the run has no record yet.
         DataError: the run has ended without a record.
     """
@@ -98,8 +125,10 @@ def watch(folder: Path, *, once: bool = False) -> None:
     if once:
         out.print(watched.screen(watched.run()))
         return
-    if not out.is_terminal:
-        raise UserError("the output is no terminal: take --once, --serve, or roll report")
+    if not out.is_terminal or out.is_dumb_terminal:
+        dumb = f"a terminal without a screen (TERM={os.environ.get('TERM')})"
+        found = dumb if out.is_terminal else "no terminal"
+        raise UserError(f"the output is {found}: take --once, --serve, or roll report")
     with Live(console=out, auto_refresh=False) as live:
         while _show(watched, live):
             time.sleep(EVERY_S)

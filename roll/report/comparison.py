@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import fmean
 
 from roll.config import load_config
 from roll.core.errors import UserError
@@ -16,7 +15,7 @@ from roll.report.facts import settings_not_default
 from roll.report.glance import ROWS
 from roll.report.groups import RunGroup, differences
 from roll.report.read import Run
-from roll.report.series import names_of, values_of
+from roll.report.series import mean, names_of, values_of
 
 BETTER = {
     "val/*/mean@1": max,
@@ -80,15 +79,15 @@ def _went(group: RunGroup, name: str, pattern: str) -> Went | None:
     if better is not None:
         finite = [[v for v in values if math.isfinite(v)] for values in known.values()]
         found = [better(values) for values in finite if values]
-        best = fmean(found) if found else None
+        best = mean(found) if found else None
     steps = sorted({step for values in series.values() for step in values})
     return Went(
         group=group.label,
-        first=fmean(values[0] for values in known.values()),
-        last=fmean(values[-1] for values in known.values()),
+        first=mean([values[0] for values in known.values()]),
+        last=mean([values[-1] for values in known.values()]),
         lasts={run: values[-1] for run, values in known.items()},
         best=best,
-        curve=[fmean(v[step] for v in series.values() if step in v) for step in steps],
+        curve=[mean([v[step] for v in series.values() if step in v]) for step in steps],
     )
 
 

@@ -24,6 +24,8 @@ MAX_BYTES = 1_000_000
 _PICTURE_BYTES = 200_000
 _SIZES = ((500, 3000), (250, 1500), (120, 800), (60, 400), (30, 200), (16, 100), (6, 40))
 """Points of a metric and characters of a text, from the most to the fewest: the first that fits."""
+_FEWEST = 10
+"""Characters of a text that are shown however many runs there are."""
 
 SECTIONS = (
     panels.LEARNING,
@@ -54,7 +56,8 @@ def page(runs: Sequence[Run], version: str | None = None) -> str:
     facts = facts_section(ordered)
     found = ""
     for points, characters in _SIZES:
-        found = _page(charts, top, kept, facts, points, characters // len(ordered), version)
+        each = max(_FEWEST, characters // len(ordered))
+        found = _page(charts, top, kept, facts, points, each, version)
         if len(found.encode()) < MAX_BYTES:
             break
     return found

@@ -71,7 +71,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         DataError: a folder is missing or holds no record, or is named twice.
     """
     places = [folder.absolute() for folder in folders]
-    if len(set(places)) < len(places):
+    if len({place.resolve() for place in places}) < len(places):
         raise DataError("a folder is named twice; name each run once")
     depth = 1
     while len({_tail(place, depth) for place in places}) < len(places):

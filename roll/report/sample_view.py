@@ -44,7 +44,8 @@ def cut(value: str, limit: int = MAX_TEXT) -> str:
     if len(value) <= limit:
         return value
     half = limit // 2
-    return f"{value[:half]}\n[... {len(value) - 2 * half} characters ...]\n{value[-half:]}"
+    end = value[len(value) - half :]
+    return f"{value[:half]}\n[... {len(value) - 2 * half} characters ...]\n{end}"
 
 
 def samples_section(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 
 from roll.report.records import Record
 
@@ -14,6 +15,14 @@ DIGITS = 6
 def values_of(records: Sequence[Record], name: str) -> dict[int, float]:
     """Return the values of a metric by step."""
     return {int(record["step"]): record[name] for record in records if name in record}
+
+
+def mean(values: Collection[float]) -> float:
+    """Return the mean of some values; NaN if it is no number, as of infinities of both signs."""
+    try:
+        return fmean(values)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def names_of(records: Sequence[Record]) -> list[str]:
@@ -49,8 +58,8 @@ def kept_steps(runs: Sequence[Mapping[int, float]], limit: int) -> list[int]:
 def _height(runs: Sequence[Mapping[int, float]], step: int) -> float:
     """Return the mean of the values at a step."""
     found = [values[step] for values in runs if step in values]
-    mean = math.fsum(found) / len(found) if all(map(math.isfinite, found)) else math.inf
-    return mean
+    height = mean(found)
+    return height if math.isfinite(height) else math.inf
 
 
 def shown(value: float | None) -> float | int | str | None:

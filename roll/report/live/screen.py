@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from statistics import fmean, median
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,7 +16,7 @@ from roll.report.health.alarms import Alarm
 from roll.report.live.progress import LATEST, Progress, brief_time
 from roll.report.panels import STEP_PARTS
 from roll.report.read import Run
-from roll.report.series import names_of, values_of
+from roll.report.series import mean, names_of, values_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
@@ -74,17 +74,17 @@ def curve(values: Sequence[float], width: int) -> str:
     the largest; of many values, each block is a mean. A value that is not finite is a `!`."""
     count = min(width, len(values))
     means = [
-        fmean(values[len(values) * i // count : len(values) * (i + 1) // count])
+        mean(values[len(values) * i // count : len(values) * (i + 1) // count])
         for i in range(count)
     ]
-    finite = [mean for mean in means if math.isfinite(mean)]
+    finite = [value for value in means if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    span = high - low
+    span = high / 2 - low / 2  # of halves, so that no difference overflows
     return "".join(
-        BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1)) if span else 0]
-        if math.isfinite(mean)
+        BLOCKS[round((value / 2 - low / 2) / span * (len(BLOCKS) - 1)) if span else 0]
+        if math.isfinite(value)
         else "!"
-        for mean in means
+        for value in means
     )
 
 
@@ -101,7 +101,7 @@ def _times(run: Run) -> RenderableType:
         return Text()
     bar, keys = Text(), Text()
     for (name, seconds), colour in zip(taken.items(), COLOURS, strict=False):
-        if seconds > 0:
+        if 0 < seconds < math.inf:
             bar.append("█" * max(1, round(seconds / whole * WIDTH)), style=colour)
             label = name.removeprefix("time/").removesuffix("_s")
             keys.append(f"{label} {seconds:.3g} s   ", style=colour)

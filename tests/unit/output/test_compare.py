@@ -113,6 +113,17 @@ def test_values_that_are_not_finite_are_told_as_they_are(tmp_path: Path) -> None
     assert "nan" in compare(*folders)[1]
 
 
+def test_infinities_of_both_signs_have_no_mean(tmp_path: Path) -> None:
+    folders = []
+    for seed, end in ((1, math.inf), (2, -math.inf)):
+        ill: dict[str, Curve | None] = {"reward/mean": jump(0.4, end)}
+        folders.append(a_run(tmp_path / str(seed), run_records(ill, seed=seed), seed=seed))
+    other = a_run(tmp_path / "other", run_records(), lr=1)
+    told = json.loads(compare(*folders, other, "--json")[1])
+    assert next(iter(told["metrics"]["reward/mean"].values()))["last"] == "NaN"
+    assert compare(*folders, other)[0] == 0
+
+
 def test_code_beside_the_runs_is_not_run(tmp_path: Path) -> None:
     """A folder may be somebody else's."""
     part = {"kind": "theirs_to_run:Mine"}
@@ -149,8 +160,10 @@ def test_a_pipe_gets_whole_lines_and_a_given_width_holds(tmp_path: Path) -> None
 
 
 def test_one_run_or_the_same_twice_cannot_be_compared(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(runs[0])
     for wrong, says in (
         ([runs[0]], "two runs or more"),
+        ([runs[0], tmp_path / "link"], "named twice"),
         ([runs[0], runs[0]], "named twice"),
         ([runs[0], tmp_path / "none"], "none is no folder"),
     ):

@@ -23,6 +23,7 @@ from roll.core.errors import ConfigError, DataError
 from roll.report.groups import grouped
 from roll.report.page import MAX_BYTES, page
 from roll.report.read import read_runs
+from roll.report.sample_view import cut
 from roll.report.samples import over_training, read_samples, siblings_apart, worth_reading
 from roll.report.series import kept_steps
 from tests.pictures import coloured, file_of
@@ -183,6 +184,23 @@ def test_a_page_of_three_thousand_steps_stays_small_and_keeps_peaks(tmp_path: Pa
     assert found["values"][0][shown.data["steps"][found["steps"]].index(1234)] == 77
     phases = next(panel for panel in shown.data["panels"] if panel["kind"] == "stack")["names"]
     assert len({shown.data["series"][name][0]["steps"] for name in phases}) == 1 < len(phases)
+
+
+def test_a_page_of_many_runs_stays_small(tmp_path: Path) -> None:
+    assert cut("abcdefgh", 1) == "\n[... 8 characters ...]\n"
+    folders = [a_run(tmp_path / f"r{n}", run_records(steps=4), lr=n) for n in range(24)]
+    for folder in folders:
+        keep(folder, 0, [a_sample(f"{n}", response="long " * 4000) for n in range(4)])
+    assert len(of(*folders).encode()) < MAX_BYTES
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_a_page_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=4))
+    (folder / "rollouts" / "step_000000.jsonl").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"step_000000\.jsonl"):
+        write_report([folder], None)
 
 
 def test_thinned_steps_have_the_smallest_and_largest_values() -> None:

@@ -86,6 +86,9 @@ def test_a_curve_shows_the_means_of_stretches_and_what_is_not_finite() -> None:
     assert curve([0.0, 0.0, 7.0, 7.0], 2) == BLOCKS[0] + BLOCKS[-1]
     assert curve([0.0, math.nan, 1.0], 3) == BLOCKS[0] + "!" + BLOCKS[-1]
     assert len(curve(list(range(1000)), 30)) == 30
+    assert curve([math.inf, -math.inf], 1) == "!"
+    assert curve([-1.7e308, 1.7e308], 2) == BLOCKS[0] + BLOCKS[-1]
+    assert curve([1.7e308, 1.7e308], 1) == "!"
 
 
 def test_times_are_told_for_people() -> None:
@@ -149,6 +152,18 @@ def test_the_screen_says_that_a_run_goes_on_and_how_it_ended(tmp_path: Path) -> 
     assert watched.run().status == "finished"
 
 
+def test_a_page_is_made_anew_when_its_run_becomes_silent(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=20))
+    late = 0.0
+    watched = Watch(folder, lambda: time.time() + late)
+    with RunLock(folder):
+        before = watched.version()
+        assert watched.version() == before
+        late = 1e6
+        assert watched.version() != before
+        assert watched.run().status == "silent"
+
+
 def test_a_run_that_ended_before_its_first_step_is_told(tmp_path: Path) -> None:
     watched = Watch(tmp_path)
     assert "no run has begun" in watched.waits()
@@ -168,23 +183,35 @@ def test_a_folder_that_is_begun_anew_waits_again(tmp_path: Path) -> None:
         watched.run()
 
 
-def test_a_terminal_wraps_what_alarms_say(tmp_path: Path) -> None:
-    """In a terminal of 60 columns, as `roll watch` draws it, until the run has ended."""
-    name, records = next(iter(SICK.items()))
-    folder = a_run(tmp_path / name, records)
+def in_a_terminal(folder: Path, term: str) -> tuple[int, str]:
+    """Exit code and output of `roll watch` in a terminal of 60 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 60, 0, 0))
     command = [sys.executable, "-m", "roll.cli", "watch", str(folder)]
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    with subprocess.Popen(command, stdout=theirs, env=env | {"TERM": "xterm"}) as process:
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": term}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         found = b""
         with suppress(OSError):  # the other side has closed
             while part := os.read(ours, 65536):
                 found += part
     os.close(ours)
-    assert process.returncode == 0
-    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode()).split()
+    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode())
+
+
+def test_a_terminal_that_draws_no_screen_is_refused(tmp_path: Path) -> None:
+    code, told = in_a_terminal(a_run(tmp_path / "r", run_records(steps=20)), "dumb")
+    assert code == 2
+    assert "(TERM=dumb): take --once" in " ".join(told.split())
+
+
+def test_a_terminal_wraps_what_alarms_say(tmp_path: Path) -> None:
+    """As `roll watch` draws it, until the run has ended."""
+    name, records = next(iter(SICK.items()))
+    folder = a_run(tmp_path / name, records)
+    code, shown = in_a_terminal(folder, "xterm")
+    assert code == 0
+    words = shown.split()
     told = f"Try: {next(a.advice for a in alarms(read_run(folder, name).records, RULES))}.".split()
     assert all(word in words for word in told)
 
@@ -206,6 +233,18 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, flags: tuple[str, ...
     told = CliRunner().invoke(app, ["watch", str(tmp_path), *flags])
     assert told.exit_code != 0
     assert ("no terminal" if not flags else "first step") in told.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"), [(["--once", "--serve"], "take one"), (["--port", "0"], "give --serve, too")]
+)
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, flags: list[str], says: str
+) -> None:
+    folder = a_run(tmp_path / "r", run_records(steps=20))
+    told = CliRunner().invoke(app, ["watch", str(folder), *flags])
+    assert told.exit_code == 2
+    assert says in " ".join(told.output.split())
 
 
 @pytest.fixture
