@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from examples.tiny_model import run_script, splitter, tokenizer_of, write_model
+from examples.tiny_model import given, run_script, splitter, tokenizer_of, write_model
 from roll.config import RlvrConfig, load_config
 from roll.rewards.contract import sample_of
 from roll.rewards.judge.template import template_of
@@ -229,8 +229,9 @@ def train(out: Path, name: str, made: str, seed: int) -> None:
     warm = out / "warm_start"
     command = [sys.executable, "-m", "roll.cli", "run"]
     command += [str(HERE / "mixed_domains" / "warm_start.yaml"), f"seed={seed}", "resume=never"]
-    command += [f"model.path={warm}/{name}", f"output_dir={warm}/run_{name}"]
-    subprocess.run([*command, f"data.sources.0.path={warm}/{name}.jsonl"], check=True)
+    command += [given("model.path", warm / name), given("output_dir", warm / f"run_{name}")]
+    command += [given("data.sources.0.path", warm / f"{name}.jsonl")]
+    subprocess.run(command, check=True)
     shutil.rmtree(out / "making", ignore_errors=True)
     shutil.rmtree(out / made, ignore_errors=True)
     shutil.copytree(warm / f"run_{name}" / "hf", out / "making")

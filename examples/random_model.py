@@ -40,6 +40,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/random/model"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if (args.out / "config.json").exists() or any(args.out.glob("*.safetensors")):
+        print(f"{args.out} is made already")
+        return
     make_model(args.out, args.seed)
     print(f"{args.out}: a model with random weights")
 

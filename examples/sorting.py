@@ -35,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from examples.tiny_model import splitter, tokenizer_of, write_model
+from examples.tiny_model import given, splitter, tokenizer_of, write_model
 
 DIGITS = 5
 HELD_OUT = 256
@@ -155,8 +155,9 @@ def warm_start(out: Path, seed: int) -> None:
 def train(folder: Path, name: str, seed: int, *overrides: str) -> None:
     """Run `examples/sft_sort/<name>` on the model and the data in `folder`."""
     command = [sys.executable, "-m", "roll.cli", "run", str(HERE / "sft_sort" / name)]
-    places = [f"model.path={folder}/model", f"output_dir={folder}/run", f"seed={seed}"]
-    places += ["resume=never", f"data.sources.0.path={folder}/train.jsonl", *overrides]
+    places = [given("model.path", folder / "model"), given("output_dir", folder / "run")]
+    places += [f"seed={seed}", "resume=never"]
+    places += [given("data.sources.0.path", folder / "train.jsonl"), *overrides]
     subprocess.run([*command, *places], check=True)
 
 

@@ -163,14 +163,21 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def given(key: str, path: Path) -> str:
+    """Return the argument of `roll run` that sets a path. It is in quotes, because values are read
+    as YAML, in which ` #` and `: ` have a meaning."""
+    return f"{key}={json.dumps(str(path), ensure_ascii=False)}"
+
+
 def warm_start(example: str, out: Path, seed: int, data: str = "train.jsonl") -> None:
     """Train `<out>/warm_start/model` on `<out>/warm_start/<data>`, as the example's
     `warm_start.yaml` says; the result is `<out>/model`."""
     warm = out / "warm_start"
     command = [sys.executable, "-m", "roll.cli", "run"]
     command += [str(Path(__file__).parent / example / "warm_start.yaml"), f"seed={seed}"]
-    command += [f"model.path={warm}/model", f"output_dir={warm}/run", "resume=never"]
-    subprocess.run([*command, f"data.sources.0.path={warm}/{data}"], check=True)
+    command += [given("model.path", warm / "model"), given("output_dir", warm / "run")]
+    command += ["resume=never", given("data.sources.0.path", warm / data)]
+    subprocess.run(command, check=True)
     shutil.rmtree(out / "making", ignore_errors=True)
     shutil.copytree(warm / "run" / "hf", out / "making")
     (out / "making").rename(out / "model")  # last: an existing model means that all files exist

@@ -63,8 +63,13 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
             from roll.commands.launch import launch, print_end
 
             print_end(loaded.config, launch(loaded, fork_server=fork_server))
-            folder = shlex.quote(loaded.config.output_dir)
-            ERR.print(f"roll report {folder} makes a page of it", markup=False)
+            ERR.print(told_of_report(loaded.config.output_dir), markup=False)
+
+
+def told_of_report(output_dir: str) -> str:
+    """Return a line with the command that makes a page of a run; a shell expands no quoted `~`."""
+    folder = shlex.quote(str(Path(output_dir).expanduser()))
+    return f"roll report {folder} makes a page of it"
 
 
 def rollout(

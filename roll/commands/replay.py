@@ -11,6 +11,7 @@ from pathlib import Path
 
 from roll.commands.launch import pipeline_class, started
 from roll.config.loading.compose import load_config
+from roll.config.loading.written import in_one_line
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.config.user_code.import_path import searched_first
@@ -113,7 +114,7 @@ def _trained_again(file: Path, overrides: Sequence[str], samples: Path) -> RlvrB
     """Return the settings of a run as a replay has them: it trains on kept samples, and writes
     nothing; the errors are those of `load_config`."""
     forced = (
-        f"rollout.replay={samples}",
+        f"rollout.replay={in_one_line(str(samples), quotes=True)}",
         "validation.sets=null",
         "validation.stop=null",
         "checkpoint.best_metric=null",

@@ -117,7 +117,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
         if typed:
             kind = config.actor_infer.strategy.kind
             remarks.print(f"{model.name} on {kind}\n{COMMANDS}", markup=False, style="dim")
-        lines = typed_lines() if typed else piped_lines()
+        lines = typed_lines() if typed else piped_lines(sys.stdin)
         session.run(lines, rows=shown.rows, goes_on=typed)
 
 

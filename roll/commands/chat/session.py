@@ -205,7 +205,8 @@ def typed_lines() -> Iterator[str]:
             return
 
 
-def piped_lines() -> Iterator[str]:
-    """Yield the lines of the standard input."""
-    for line in sys.stdin:
-        yield line.rstrip("\n")
+def piped_lines(stream: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of the standard input, without the marks that Windows puts at the begin of a
+    text and at the end of each line."""
+    for number, line in enumerate(stream):
+        yield (line if number else line.removeprefix("\ufeff")).rstrip("\r\n")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from roll.cli.run_files import told_of_report
 from roll.commands.launch import launch, print_end
+from roll.commands.replay import _trained_again
 from roll.commands.rollout import rollout_config, settings_of_training
 from roll.config import load_config
-from roll.core.errors import CheckpointError, SettingsChangedError
+from roll.core.errors import CheckpointError, ConfigError, SettingsChangedError
 from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.output_dir.resume import mark_export
 from roll.pipeline.rlvr import RlvrPipeline
@@ -58,6 +61,39 @@ def test_a_run_does_not_begin_on_a_checkpoint_without_optimizers(tmp_path: Path)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with pytest.raises(CheckpointError, match=r"no state of the optimizers .*restart_optimizer"):
         launch(load_config(path), {"rlvr": Unprepared})
+
+
+class Unread(RlvrPipeline):
+    """Has data that must not be read."""
+
+    @classmethod
+    def prepare(cls, config: Any) -> Any:
+        raise AssertionError("the data is read")
+
+
+def test_a_run_that_cannot_begin_is_refused_before_its_data_is_read(tmp_path: Path) -> None:
+    path = write_task(tmp_path).rename(tmp_path / "config.yaml")
+    pipelines = {"rlvr": Unread}
+    with pytest.raises(ConfigError, match="what you wrote there would be lost"):
+        launch(load_config(path, [f"output_dir={tmp_path}"]), pipelines)
+    passed = ["stop_at=2020-01-31 18:00:00"]
+    with pytest.raises(ConfigError, match=r"stop_at: .* has passed"):
+        launch(load_config(path, passed), pipelines)
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"resume: never would rename .*/out,"):
+        launch(load_config(path, ["resume=never"]), pipelines)
+
+
+def test_samples_in_a_folder_of_any_name_are_replayed(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    for name in ("a #1", "a: b", 'say "é😀"'):
+        assert _trained_again(path, (), tmp_path / name).rollout.replay == str(tmp_path / name)
+
+
+def test_the_command_after_a_run_names_the_folder_as_a_shell_finds_it() -> None:
+    told = told_of_report("~/my runs/a")
+    assert shlex.split(told)[:3] == ["roll", "report", str(Path.home() / "my runs/a")]
 
 
 def test_the_end_of_a_run_says_each_score_once(

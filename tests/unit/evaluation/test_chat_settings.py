@@ -9,6 +9,7 @@ import pytest
 
 from roll.commands.chat.command import Wish, config_of
 from roll.commands.chat.judging import Judges, Question
+from roll.commands.chat.session import piped_lines
 from roll.commands.eval.models import Examinee
 from roll.config import load_config
 from roll.core.errors import ConfigError
@@ -37,6 +38,10 @@ def test_a_chat_makes_its_prompts_as_the_run_does(pipeline: str, tmp_path: Path)
     found = settings(tmp_path, pipeline, chat_template_kwargs="{thinking: false}")
     assert found.chat_template_kwargs == {"thinking": False}
     assert settings(tmp_path, pipeline).chat_template is True
+
+
+def test_lines_of_windows_are_read_as_they_are_meant() -> None:
+    assert list(piped_lines(["\ufeffa\r\n", "\n", " b \n", "c"])) == ["a", "", " b ", "c"]
 
 
 def test_a_template_of_the_users_is_refused_until_another_is_named(tmp_path: Path) -> None:

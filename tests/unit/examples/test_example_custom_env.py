@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,30 @@ import pytest
 from typer.testing import CliRunner
 
 from examples.agentic_custom_env.my_env import FakeCoin
+from examples.tiny_model import given
 from roll.cli import app
+from roll.config.loading.overrides import parse_override
 from roll.envs.contract import check_env
 
 FOLDER = Path(__file__).parents[3] / "examples" / "agentic_custom_env"
+
+
+def test_a_script_does_not_replace_a_model_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "policy.safetensors").write_text("trained for a week")
+    script = FOLDER.parent / "random_model.py"
+    told = subprocess.run(
+        [sys.executable, str(script), "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "is made already" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["a #1", "a: b", "{x", 'say "é😀"', "back\\slash", "1e3"])
+def test_a_script_gives_a_run_the_folder_that_it_was_told(name: str) -> None:
+    assert parse_override(given("output_dir", Path(name))).value == name
 
 
 def call(arguments: Any, name: str = "weigh") -> str:
