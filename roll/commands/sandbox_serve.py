@@ -11,13 +11,15 @@ import hmac
 import json
 import os
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.config.errors import ConfigError
+from roll.config.errors import ConfigError, UserError
+from roll.distributed.processes.shutdown import Terminated
 from roll.rewards.packages import optional_package
 from roll.sandbox import NoLevelError, Sandbox, SandboxError, Session
 from roll.sandbox.remote.messages import (
@@ -234,6 +236,30 @@ def token_of(environ: Mapping[str, str] = os.environ) -> str:
     return token
 
 
+async def _listen(site: Any, host: str, port: int) -> None:
+    """Begin to listen; UserError if the address cannot be used."""
+    try:
+        await site.start()
+    except OSError as error:
+        raise UserError(
+            f"--host {host} --port {port}: {error.strerror}; name an address of this machine, and "
+            "a port that is free"
+        ) from None
+
+
+async def _asked_to_end() -> int:
+    """Wait for a signal that asks the process to end; return its number. A second Ctrl-C does not
+    wait for the programs that run."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):  # not SIGHUP, which nohup has ignored
+        loop.add_signal_handler(number, asked.put_nowait, number)
+    try:
+        return await asked.get()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
 def serve(
     *,
     host: str,
@@ -246,7 +272,7 @@ def serve(
     sessions: int | None,
     said: Callable[[str], None],
 ) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal comes, which is raised as `Terminated`.
 
     Args:
         host, port: address to listen at.
@@ -257,6 +283,7 @@ def serve(
 
     Raises:
         ConfigError: there is no token, or the level does not work here.
+        UserError: the address cannot be used.
     """
     token = token_of()
     web = optional_package("aiohttp.web", "aiohttp", "sandbox is served")
@@ -265,17 +292,25 @@ def serve(
     except (NoLevelError, ValueError) as error:
         raise ConfigError(str(error)) from None
 
-    async def app() -> Any:
-        return SandboxServer(
+    async def serve_until_asked() -> int:
+        server = SandboxServer(
             sandbox,
             token,
             queue=8 * sandbox.width if queue is None else queue,
             most_sessions=16 * sandbox.width if sessions is None else sessions,
-        ).app()
+        )
+        runner = web.AppRunner(server.app(), handler_cancellation=True)
+        await runner.setup()
+        try:
+            await _listen(web.TCPSite(runner, host, port), host, port)
+            said(f"listening at http://{host}:{port}")
+            return await _asked_to_end()
+        finally:
+            await runner.cleanup()
 
     with sandbox:
         said(f"level {sandbox.level}, {sandbox.width} programs at the same time")
         for name, why in sandbox.refused.items():
             said(f"not {name}: {why}")
-        said(f"listening at http://{host}:{port}")
-        web.run_app(app(), host=host, port=port, print=None, handler_cancellation=True)
+        number = asyncio.run(serve_until_asked())
+    raise Terminated(number)

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from mcore_adapter.errors import ConfigError
+from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.settings import read_settings
 from tests.convert.trainer_runs import (
     chat_rows,
@@ -86,8 +87,22 @@ def test_two_ranks_of_torchrun_train_a_model_that_knows_more(tmp_path: Path) -> 
     assert after < before - 0.1
 
 
+def test_a_request_to_stop_keeps_the_number_of_its_first_signal() -> None:
+    with StopRequest().heard() as stop:
+        assert not stop.made
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert stop.made
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.number == signal.SIGTERM
+
+
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_that_the_next_run_goes_on_from(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     model = trainable(tmp_path, "qwen3")
     path = config(tmp_path, model, write_rows(tmp_path / "x.jsonl", text_rows(20)), "pretrain")
     process = start(path, "steps=100000")
@@ -97,9 +112,9 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Pat
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, said = finished(process)
-    assert code == 130, said
+    assert code == 128 + number, said
     made = json.loads(metrics.read_text().splitlines()[-1])["step"]
     assert f"stopped after step {made}" in said
     assert "say resume=auto to go on" in said

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -351,6 +356,25 @@ def test_errors_of_services_are_no_outcomes() -> None:
         found = sandbox._submit(late).future.exception(timeout=60)
     assert isinstance(found, ValueError)
     assert "cannot exceed the configured limit of 30000" in str(found)
+
+
+@pytest.mark.slow
+def test_a_service_listens_when_it_says_so_and_ends_by_a_signal() -> None:
+    command = [sys.executable, "-m", "roll.cli", "sandbox", "serve", "--workers", "1", "--port"]
+    environ = {**os.environ, "ROLL_SANDBOX_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = subprocess.run([*command, port], env=environ, capture_output=True, text=True)
+    assert refused.returncode == 2, refused.stderr
+    assert f"--port {port}: " in refused.stderr
+    assert "listening" not in refused.stdout
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen([*command, port], env=environ, stdout=-1, text=True) as process:
+            assert process.stdout is not None
+            assert any("listening" in line for line in process.stdout)
+            socket.create_connection(("127.0.0.1", int(port)), 10).close()
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
 
 
 def test_a_token_that_could_be_guessed_is_refused() -> None:

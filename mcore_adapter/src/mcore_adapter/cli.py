@@ -234,8 +234,8 @@ def train(
 
         with quiet_imports():
             from mcore_adapter.train.setup import train as to_the_end
-        if not to_the_end(settings):
-            raise typer.Exit(_STOPPED)
+        if number := to_the_end(settings):
+            raise typer.Exit(128 + number)
 
 
 def main() -> None:

@@ -74,12 +74,16 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.made = False
+        self.number: int = signal.SIGINT
+        """Number of the signal; SIGINT if only other ranks have got one."""
 
     def _make(self, number: int, _: FrameType | None) -> None:
         """Note the request, as handler of a signal; KeyboardInterrupt for SIGINT after a
         request."""
         if self.made and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self.made:
+            self.number = number
         self.made = True
 
     @contextmanager

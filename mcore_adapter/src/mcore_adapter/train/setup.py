@@ -23,14 +23,15 @@ from mcore_adapter.train.run import Run, order_of
 from mcore_adapter.train.settings import Settings
 
 
-def train(settings: Settings) -> bool:
+def train(settings: Settings) -> int:
     """Run a whole training.
 
     This is a collective: all ranks that torchrun started call it. Without torchrun this process is
     the only rank.
 
     Returns:
-        True if the run made all its steps; False if it was asked to stop earlier.
+        0 if the run made all its steps; the number of the signal by which it was asked to stop
+        earlier.
 
     Raises:
         McoreAdapterError: settings, data, model and checkpoint do not fit each other.
@@ -42,7 +43,7 @@ def train(settings: Settings) -> bool:
         run = prepare(settings, device)
         # Until here there is no progress to save, so Ctrl-C stops at once.
         with StopRequest().heard() as stop:
-            return run.to_the_end(stop)
+            return 0 if run.to_the_end(stop) else stop.number
 
 
 def prepare(settings: Settings, device: torch.device) -> Run:
