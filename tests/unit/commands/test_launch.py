@@ -49,6 +49,10 @@ def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for
     upload = f"checkpoint.upload=file://{tmp_path}/there"
     assert launch(load_config(path, [home, upload]), pipelines)["status"] == "finished"
     assert (tmp_path / "there" / "step_000002" / "state.json").exists()
+    passed = "stop_at=2020-01-31 18:00"  # refused only where there is something left to do
+    assert launch(load_config(path, [home, passed]), pipelines)["status"] == "finished"
+    with pytest.raises(ConfigError, match=r"stop_at: .* has passed"):
+        launch(load_config(path, [home, passed, "max_steps=3"]), pipelines)
     with pytest.raises(SettingsChangedError, match="seed: 0 -> 3"):
         launch(load_config(path, [home, "seed=3"]), pipelines)
 
