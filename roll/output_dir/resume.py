@@ -14,7 +14,12 @@ from typing import Any
 
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import CheckpointError, ConfigError, SettingsChangedError
+from roll.core.errors import (
+    CheckpointError,
+    ConfigError,
+    SettingsChangedError,
+    StoppedEarlyError,
+)
 from roll.output_dir.checkpoints import STATE, Checkpoints, RunState, load_state, restore_folder
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.patience import Patience
@@ -149,6 +154,19 @@ def where_it_goes_on(config: RunConfig) -> str:
     return f"{told}; steps {again[0]} to {again[-1]} are done again"
 
 
+def stopped_early(config: RunConfig, done: int, reason: str) -> StoppedEarlyError:
+    """Return the error of a run that was asked to end and has saved its steps.
+
+    Args:
+        done: number of steps that are done.
+        reason: why it ends.
+    """
+    return StoppedEarlyError(
+        f"{done} of {config.max_steps} steps are done and saved ({reason}); "
+        f"{same_command(config)} goes on"
+    )
+
+
 def same_command(config: RunConfig) -> str:
     """Return the words "the same command", and what it must say otherwise to go on from the newest
     checkpoint of this run."""
@@ -164,7 +182,7 @@ def tell_resumption(start: Start, written: RunConfig) -> None:
     assert start.checkpoint is not None
     logger.info("resuming from %s, step %d of %d", start.checkpoint, start.step, written.max_steps)
     if start.state is not None and start.state.carried is None:
-        logger.info("the validation of these %d steps failed: it is done first", start.step)
+        logger.info("the validation of these %d steps is left to do, and comes first", start.step)
     if start.state is not None and not start.state.optimizer and start.step < written.max_steps:
         logger.warning("it has no state of the optimizers: they begin anew")
     changed = changed_keys(start.checkpoint, written)

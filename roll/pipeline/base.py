@@ -32,6 +32,7 @@ from roll.output_dir.resume import (
     finished_summary,
     mark_export,
     same_command,
+    stopped_early,
     tell_resumption,
     where_it_goes_on,
 )
@@ -270,20 +271,19 @@ class Pipeline(ABC, Generic[C]):
                 metrics = metrics | self.timers.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
+                if wish.reason and done < last and self.config.validation.due(done, last=last):
+                    self._checkpoint(done, None)  # batch systems wait for no validation
+                    raise stopped_early(self.config, done, wish.reason)
                 carried = self._validated_or_saved(done)
                 self.saves.check()
-                every = self.config.checkpoint.every
-                reason, over = wish.reason, self._is_over(done)
+                reason, over, every = wish.reason, self._is_over(done), self.config.checkpoint.every
                 if over or reason or (every is not None and done % every == 0):
                     with self.timers.timed("checkpoint"):
                         self._checkpoint(done, carried, at_once=over or bool(reason))
                 if over:
                     break
                 if reason:
-                    raise StoppedEarlyError(
-                        f"{done} of {last} steps are done and saved ({reason}); "
-                        f"{same_command(self.config)} goes on"
-                    )
+                    raise stopped_early(self.config, done, reason)
         if carried:
             trackers.log(done, carried)
         return done

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import typer
+import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from roll.cli import reported
@@ -18,12 +21,12 @@ from roll.commands.launch import launch
 from roll.config import load_config
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
-from roll.core.errors import CheckpointError, EngineError, RewardError
+from roll.core.errors import CheckpointError, EngineError, RewardError, StoppedEarlyError
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
 from roll.output_dir.checkpoints import load_state
 from roll.pipeline.rlvr import RlvrPipeline
-from tests.runs import run_local, write_task
+from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 
 
@@ -56,6 +59,32 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
     assert "CheckpointError: " in (shown := capsys.readouterr().err)
     assert "another model" in shown
     assert before == {name: (out / name).read_bytes() for name in before}
+
+
+def test_a_run_that_is_asked_to_end_saves_its_step_before_the_validation(tmp_path: Path) -> None:
+    """A validation takes longer than batch systems wait; the next session begins with it."""
+    validated: list[int] = []
+
+    class Asked(RlvrPipeline):
+        def step(self, step: int) -> Metrics:
+            if step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().step(step)
+
+        def validate(self, step: int) -> dict[str, float]:
+            validated.append(step)
+            return super().validate(step)
+
+    paths = [write_task(tmp_path / name, max_steps=3) for name in ("straight", "stopped")]
+    for path in paths:
+        settings = yaml.safe_load(path.read_text())
+        settings["validation"]["every"] = 1
+        path.write_text(yaml.safe_dump(settings))
+    straight = run_local(paths[0])
+    with pytest.raises(StoppedEarlyError, match=r"2 of 3 steps are done and saved \(SIGTERM"):
+        run_local(paths[1], pipeline=Asked)
+    assert validated == [0, 1]
+    assert list(map(without_times, run_local(paths[1]))) == list(map(without_times, straight))
 
 
 def test_what_a_late_kill_left_out_is_made_up_for(tmp_path: Path) -> None:
