@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -61,20 +60,23 @@ def test_an_agent_that_is_given_up_while_the_endpoint_starts_does_not_run() -> N
 
 
 def test_a_request_whose_client_has_gone_costs_no_turn() -> None:
-    gone = threading.Event()
+    begun, waits = threading.Event(), threading.Event()
 
     async def impatient(task: AgentTask) -> float:
         first = asyncio.create_task(ask(task, [user("first")]))
-        await asyncio.sleep(0.3)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ask(task, [user("late")]), 0.3)
-        gone.set()
+        assert await asyncio.to_thread(begun.wait, 10)
+        late = asyncio.create_task(ask(task, [user("late")]))
+        assert await asyncio.to_thread(waits.wait, 10)
+        late.cancel()
         return float(await first == "a" and await ask(task, [user("last")]) == "b")
 
     async def work(host: AgentHost) -> tuple[Any, Any]:
         await host.open("e", 1, {})
-        assert await asyncio.to_thread(gone.wait, 10)
-        await asyncio.sleep(0.1)
+        begun.set()
+        while host._running["e"].requests.empty():
+            await asyncio.sleep(0.01)
+        waits.set()
+        await asyncio.sleep(1)  # the client goes meanwhile
         return await host.act("e", "a", END), await host.act("e", "b", END)
 
     second, last = hosted(work, impatient)
@@ -83,20 +85,23 @@ def test_a_request_whose_client_has_gone_costs_no_turn() -> None:
 
 
 def test_an_agent_that_has_ended_gets_its_reward_though_its_requests_wait() -> None:
-    ends = threading.Event()
+    waits = threading.Event()
 
     async def careless(task: AgentTask) -> float:
         asked = [asyncio.create_task(ask(task, [user(f"{i}")])) for i in range(3)]
-        await asyncio.sleep(0.3)
-        asyncio.get_running_loop().call_soon(ends.set)
+        assert await asyncio.to_thread(waits.wait, 10)
         for each in asked:
             each.add_done_callback(lambda task: task.cancelled() or task.exception())
         return 0.5
 
     async def work(host: AgentHost) -> Any:
         await host.open("e", 1, {})
-        assert await asyncio.to_thread(ends.wait, 10)
-        await asyncio.sleep(0.1)
+        running = host._running["e"]
+        while running.requests.empty():
+            await asyncio.sleep(0.01)
+        waits.set()
+        assert running.agent is not None
+        await asyncio.wait([running.agent.ended])
         return await host.act("e", "a", END)
 
     last = hosted(work, careless)
