@@ -185,7 +185,7 @@ class Dead:
     def release(self, *_: object) -> None: ...
 
     def check(self, members: Sequence[Any]) -> None:
-        raise WorkerLostError("it died", role="environment", label="x", rank=0)
+        raise WorkerLostError("it died", Role.ENVIRONMENT, "x", 0)
 
 
 def test_a_caller_that_is_cancelled_when_the_worker_dies_is_cancelled() -> None:

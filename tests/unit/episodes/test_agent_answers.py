@@ -155,7 +155,8 @@ def test_a_call_with_half_of_a_surrogate_pair_is_malformed(call: str) -> None:
         more: Any = [*messages, first.choices[0].message.model_dump(exclude_none=True)]
         calls = first.choices[0].message.tool_calls or []
         more += [{"role": "tool", "tool_call_id": each.id, "content": "?"} for each in calls]
-        await made.create(model="m", messages=[*more, user("on")], tools=tools)
+        more.append(user("on"))
+        await made.create(model="m", messages=more, tools=tools)
         return float(not calls)
 
     *_, last = played(agent, f"<tool_call>{call}</tool_call>", "so")

@@ -385,8 +385,10 @@ JSON = st.recursive(
 )
 PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}) | JSON, max_size=2)
 SAID = st.fixed_dictionaries({"role": st.just("user") | JSON, "content": PARTS | JSON})
-KEYS = ("stop", "max_tokens", "max_completion_tokens", "stream", "n", "logprobs", "tools")
-KEYS += ("response_format", "parallel_tool_calls", "stream_options")
+KEYS = (
+    *("stop", "max_tokens", "max_completion_tokens", "stream", "n", "logprobs", "tools"),
+    *("response_format", "parallel_tool_calls", "stream_options"),
+)
 BODIES = st.fixed_dictionaries(
     {"messages": st.just([user("go")]) | st.lists(SAID, max_size=2) | JSON},
     optional=dict.fromkeys(KEYS, JSON),
