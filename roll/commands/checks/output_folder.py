@@ -51,7 +51,7 @@ def _check_config_file(loaded: LoadedConfig, folder: Path) -> None:
     """Raise ConfigError if `config.yaml`, which the run writes, is a run file that it was loaded
     from, unless a run has written that."""
     written = folder / CONFIG
-    if written.resolve() not in run_files(loaded.path):
+    if not written.is_file() or written.resolve() not in run_files(loaded.path):
         return
     if any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints")):
         return
