@@ -54,9 +54,6 @@ class BreaksAtAll:
         raise KeyError(text)
 
 
-FORMATS.register("breaks_at_all")(BreaksAtAll())
-
-
 async def with_tools(task: AgentTask) -> float:
     """Agent whose reward is 1 if a turn is a text, without calls."""
     tools: list[Any] = [{"type": "function", "function": ADD}]
@@ -74,8 +71,12 @@ def test_an_argument_of_llama_that_is_no_json_makes_the_call_malformed(value: st
 
 
 def test_a_turn_at_which_a_format_breaks_fails_the_episode_and_not_the_run() -> None:
-    with pytest.raises(EnvironmentFailedError, match=r"cannot read what the policy wrote .*KeyErr"):
-        played(with_tools, "go", tool_format="breaks_at_all")
+    FORMATS.register("breaks_at_all")(BreaksAtAll())
+    try:
+        with pytest.raises(EnvironmentFailedError, match=r"cannot read what .* wrote .*KeyErr"):
+            played(with_tools, "go", tool_format="breaks_at_all")
+    finally:
+        del FORMATS._things["breaks_at_all"]  # other tests take each format that there is
 
 
 def test_an_argument_of_llama_that_is_json_is_kept() -> None:

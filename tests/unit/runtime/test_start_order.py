@@ -90,8 +90,9 @@ def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread
         "reference offload",
     ]
     with colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
-        assert launcher.log[-3:] == [
+        assert launcher.log[-4:] == [
             "actor_train onload",
+            "actor_train free_cached",
             "actor_infer wake weights_only?",
             "actor_infer wake weights_only!",
         ]
