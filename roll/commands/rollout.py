@@ -19,7 +19,7 @@ from roll.distributed.processes.fork_server import ForkServer
 from roll.pipeline.base import Pipeline
 from roll.pipeline.rollout import RolloutPipeline
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
     "rlvr": RolloutPipeline,
@@ -41,7 +41,7 @@ def rollout(
         ConfigError: the pipeline generates nothing, or is to train on kept samples.
     """
     if unused := settings_of_training(loaded.config):
-        log.warning(
+        logger.warning(
             "roll rollout does not use %s: it trains and validates nothing, and its own checkpoint "
             "after each step holds the position in the data alone",
             ", ".join(unused),

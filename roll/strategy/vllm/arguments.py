@@ -78,15 +78,14 @@ def _memory(config: VllmConfig, max_model_len: int, cpu_token_bytes: int | None)
         return cpu_arguments(size, max_model_len, processes=config.processes)
     arguments: dict[str, Any] = {
         "enable_sleep_mode": True,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        # vLLM wants this share of the device free when it starts, whatever the cache's size.
+        "gpu_memory_utilization": 0.01 if config.kv_cache_gb else config.gpu_memory_utilization,
     }
     if config.sleep_level == 2 and isinstance(config.speculation, DraftSpeculationConfig):
         # No push brings the weights of the small model, which sleep would drop, too.
         arguments["sleep_preserve_parameter_names"] = ["draft.*"]
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
-        # vLLM wants this share of the device free when it starts, whatever the cache's size.
-        arguments["gpu_memory_utilization"] = 0.01
     return arguments
 
 

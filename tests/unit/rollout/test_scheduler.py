@@ -399,6 +399,16 @@ def test_an_error_between_two_steps_is_raised_by_the_next_one() -> None:
     assert engine.running == {}
 
 
+async def stopped_after_one_step(made: GenerateScheduler) -> dict[str, Any]:
+    """The state of a scheduler that is closed when the groups of later steps have had their time."""
+    await made.collect(0)
+    for _ in range(30):
+        await asyncio.sleep(0)
+    state = made.state()
+    await made.close()
+    return state
+
+
 def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -> None:
     def stuck(request: GenerateRequest) -> int | None:
         return None if number(request) == 3 else 1
@@ -406,15 +416,7 @@ def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -
     engine = ScriptedEngine(turns=stuck)
     made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1)
 
-    async def stopped_after_one_step() -> dict[str, Any]:
-        await made.collect(0)
-        for _ in range(30):
-            await asyncio.sleep(0)
-        state = made.state()
-        await made.close()
-        return state
-
-    state = from_disk(finish(stopped_after_one_step()), tmp_path)
+    state = from_disk(finish(stopped_after_one_step(made)), tmp_path)
     assert state["running"] == ["p3"]
     made_again = scheduler(
         iter([prompt(f"p{i}") for i in range(4, 99)]), single_turn(ScriptedEngine()).run,
@@ -436,15 +438,7 @@ def test_what_waits_is_given_back_where_a_resumed_run_would_not_make_it(tmp_path
     engine = ScriptedEngine()
     made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=2)
 
-    async def stopped_after_one_step() -> dict[str, Any]:
-        await made.collect(0)
-        for _ in range(30):
-            await asyncio.sleep(0)
-        state = made.state()
-        await made.close()
-        return state
-
-    state = from_disk(finish(stopped_after_one_step()), tmp_path)
+    state = from_disk(finish(stopped_after_one_step(made)), tmp_path)
     waiting = [row["group"]["prompt"] for row in state["waiting"]]
     assert {"p2", "p3"} <= set(waiting)
     size = len(state["waiting"][0]["group"]["samples"])

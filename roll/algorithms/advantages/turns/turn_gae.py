@@ -29,8 +29,8 @@ class TurnGae:
     Without `token_lambda` all tokens of a turn have its advantage. With it, the turn is worth what
     is behind its last token (reward, and value and advantage of the next turn), and GAE over the
     tokens, without a discount, divides that among them; the advantages of turns stay the same. The
-    critic's target of a token is advantage
-    plus value; without `token_lambda`, that of the first token of its turn.
+    critic's target of a token is advantage plus value; without `token_lambda`, that of the first
+    token of its turn.
     """
 
     config: TurnGaeConfig
