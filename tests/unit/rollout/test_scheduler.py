@@ -400,7 +400,7 @@ def test_an_error_between_two_steps_is_raised_by_the_next_one() -> None:
 
 
 async def stopped_after_one_step(made: GenerateScheduler) -> dict[str, Any]:
-    """The state of a scheduler that is closed when the groups of later steps have had their time."""
+    """The state of a scheduler, closed when the groups of later steps have had their time."""
     await made.collect(0)
     for _ in range(30):
         await asyncio.sleep(0)
