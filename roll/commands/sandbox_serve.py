@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.config.errors import ConfigError, UserError
-from roll.distributed.processes.shutdown import Terminated
+from roll.distributed.processes.shutdown import Terminated, orderly_end
 from roll.rewards.packages import optional_package
 from roll.sandbox import NoLevelError, Sandbox, SandboxError, Session
 from roll.sandbox.remote.messages import (
@@ -247,17 +247,19 @@ async def _listen(site: Any, host: str, port: int) -> None:
         ) from None
 
 
-async def _asked_to_end() -> int:
-    """Wait for a signal that asks the process to end; return its number. A second Ctrl-C does not
-    wait for the programs that run."""
+def _asked_to_end() -> asyncio.Queue[int]:
+    """Return a queue that gets the number of a signal that asks the process to end. A Ctrl-C after
+    it does not wait for the programs that run."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):  # not SIGHUP, which nohup has ignored
-        loop.add_signal_handler(number, asked.put_nowait, number)
-    try:
-        return await asked.get()
-    finally:
+
+    def ask(number: int) -> None:
         loop.remove_signal_handler(signal.SIGINT)
+        asked.put_nowait(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask, number)
+    return asked
 
 
 def serve(
@@ -293,6 +295,7 @@ def serve(
         raise ConfigError(str(error)) from None
 
     async def serve_until_asked() -> int:
+        asked = _asked_to_end()  # before anybody is told that they may ask
         server = SandboxServer(
             sandbox,
             token,
@@ -304,11 +307,12 @@ def serve(
         try:
             await _listen(web.TCPSite(runner, host, port), host, port)
             said(f"listening at http://{host}:{port}")
-            return await _asked_to_end()
+            return await asked.get()
         finally:
             await runner.cleanup()
 
-    with sandbox:
+    with orderly_end() as cleanups:
+        cleanups.enter_context(sandbox)
         said(f"level {sandbox.level}, {sandbox.width} programs at the same time")
         for name, why in sandbox.refused.items():
             said(f"not {name}: {why}")

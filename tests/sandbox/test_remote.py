@@ -377,6 +377,32 @@ def test_a_service_listens_when_it_says_so_and_ends_by_a_signal() -> None:
             assert process.wait(60) == 128 + number
 
 
+SERVED = """
+import os, signal, sys
+from roll.commands.sandbox_serve import serve
+from roll.distributed.processes.shutdown import Terminated
+
+def said(line):
+    if line.startswith(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+try:
+    serve(host="127.0.0.1", port=int(sys.argv[1]), level="none", workers=1, preload=(),
+          readable=(), queue=None, sessions=None, said=said)
+except Terminated as ended:
+    sys.exit(128 + ended.signum)
+"""
+
+
+@pytest.mark.parametrize("line", ["level", "listening"])
+def test_a_service_that_has_said_a_line_ends_by_a_signal_in_order(line: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    environ = {**os.environ, "ROLL_SANDBOX_TOKEN": TOKEN}
+    ended = subprocess.run([sys.executable, "-c", SERVED, port, line], env=environ, timeout=60)
+    assert ended.returncode == 128 + signal.SIGTERM
+
+
 def test_a_token_that_could_be_guessed_is_refused() -> None:
     from roll.commands.sandbox_serve import token_of
 
