@@ -89,8 +89,8 @@ def orderly_end() -> Iterator[ExitStack]:
     cleanups of the yielded stack, each once.
 
     While cleanups run, further signals are logged and otherwise ignored: each cleanup has its own
-    time limit, and an interrupted cleanup would leave processes behind. Outside the main thread,
-    signal handlers are not changed.
+    time limit, and an interrupted cleanup would leave processes behind. A SIGHUP that is ignored
+    (`nohup`) stays so. Outside the main thread, signal handlers are not changed.
     """
     received: list[int] = []
 
@@ -132,10 +132,18 @@ def exit_at_hangup() -> Iterator[None]:
 
 
 def _install(handler: Any, signals: Sequence[signal.Signals] = SIGNALS) -> dict[int, Any]:
-    """Install a handler of signals; return the old ones. Outside the main thread, do nothing."""
+    """Install a handler of signals; return the old ones. Outside the main thread, do nothing.
+
+    A SIGHUP that is ignored stays so: `nohup` lets a run outlive its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {signum: signal.signal(signum, handler) for signum in signals}
+    taken = [
+        signum
+        for signum in signals
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN
+    ]
+    return {signum: signal.signal(signum, handler) for signum in taken}
 
 
 def _note_signal(signum: int, frame: FrameType | None) -> None:

@@ -10,7 +10,12 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import pytest
 
 from roll.core.errors import StoppedEarlyError
-from roll.distributed.processes.shutdown import StopWish, Terminated, orderly_end
+from roll.distributed.processes.shutdown import (
+    StopWish,
+    Terminated,
+    exit_at_hangup,
+    orderly_end,
+)
 
 
 def run_until(end: Callable[[], None], done: list[str]) -> None:
@@ -41,6 +46,19 @@ def test_a_signal_runs_the_cleanups_in_reverse_and_is_named(signum: signal.Signa
     assert done == ["second", "first"]
     assert caught.value.signum == signum
     assert signal.getsignal(signum) is before
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done: list[str] = []
+        run_until(lambda: os.kill(os.getpid(), signal.SIGHUP), done)
+        assert done == ["second", "first"]
+        with exit_at_hangup():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_during_cleanup_does_not_cut_it_short() -> None:
