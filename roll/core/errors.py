@@ -30,6 +30,7 @@ __all__ = [
     "SettingsChangedError",
     "StoppedEarlyError",
     "UserError",
+    "ValidationCutError",
     "WaitTimeoutError",
     "WeightSyncError",
     "WorkerError",
@@ -59,6 +60,10 @@ class StoppedEarlyError(RollError):
     """The run was asked to end before its last step. It has saved the step that was under way, and
     goes on when it is started again, after `stop_at` with a later one (exit code 75, with which
     batch systems start a job again)."""
+
+
+class ValidationCutError(RollError):
+    """The run was asked to end before a validation, or in it."""
 
 
 class FolderLostError(RollError):

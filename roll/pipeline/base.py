@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from roll.config.loading.written import run_file_text
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import CheckpointError, StoppedEarlyError
+from roll.core.errors import CheckpointError, StoppedEarlyError, ValidationCutError
 from roll.core.metrics import Metrics
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
@@ -92,6 +92,7 @@ class Pipeline(ABC, Generic[C]):
         self._earlier_s = 0.0
         self._under_way = False
         self._patience = Patience(config.validation.stop, {})
+        self.wish = StopWish(self.config.stop_at)
         self._ended_early: str | None = None
         self._failed_trackers: Sequence[str] = ()
 
@@ -124,7 +125,11 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def validate(self, step: int) -> dict[str, float]:
-        """Return scores and time of a validation after `step` steps; empty if none is due."""
+        """Return scores and time of a validation after `step` steps; empty if none is due.
+
+        Raises:
+            ValidationCutError: `wish` has got a reason meanwhile.
+        """
 
     @abstractmethod
     def learners(self) -> dict[Role, Cluster[Any]]:
@@ -258,8 +263,7 @@ class Pipeline(ABC, Generic[C]):
         Raises:
             StoppedEarlyError: the run was asked to end; the step that was under way is saved.
         """
-        last, done = self.config.max_steps, first
-        wish = StopWish(self.config.stop_at)
+        last, done, wish = self.config.max_steps, first, self.wish
         with wish.asked_by(signal.SIGTERM), self.saves:
             carried = self._carried(first, carried)
             if first and self._is_over(first):  # by a validation that the session before left to do
@@ -271,10 +275,7 @@ class Pipeline(ABC, Generic[C]):
                 metrics = metrics | self.timers.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
-                if wish.reason and done < last and self.config.validation.due(done, last=last):
-                    self._checkpoint(done, None)  # batch systems wait for no validation
-                    raise stopped_early(self.config, done, wish.reason)
-                carried = self._validated_or_saved(done)
+                carried = self._validated(done, saved=False)
                 self.saves.check()
                 reason, over, every = wish.reason, self._is_over(done), self.config.checkpoint.every
                 if over or reason or (every is not None and done % every == 0):
@@ -288,10 +289,31 @@ class Pipeline(ABC, Generic[C]):
             trackers.log(done, carried)
         return done
 
-    def _validated(self, done: int) -> dict[str, float]:
+    def _validated(self, done: int, *, saved: bool) -> dict[str, float]:
         """Validate after `done` steps, if that is due; return the scores, which `validation.stop`
-        counts."""
-        scores = self.validate(done)
+        counts.
+
+        Args:
+            saved: whether the steps are saved. If not, and the validation fails, they are saved
+                before the error goes on: they are good.
+
+        Raises:
+            StoppedEarlyError: the run is asked to end. Batch systems wait for no validation, so the
+                next session begins with it.
+        """
+        try:
+            reason, last = self.wish.reason, self.config.max_steps
+            if reason and self.config.validation.due(done, last=last):
+                raise ValidationCutError(reason)
+            scores = self.validate(done)
+        except ValidationCutError:
+            if not saved:
+                self._checkpoint(done, None)
+            raise stopped_early(self.config, done, self.wish.reason or "") from None
+        except Exception:
+            if not saved:
+                self._save_unvalidated(done)
+            raise
         self._patience.see(done, scores)
         return scores
 
@@ -299,28 +321,24 @@ class Pipeline(ABC, Generic[C]):
         """Return the scores of the validation after `done` steps, with which the session begins. If
         the session before had left it to do, the checkpoint gets them."""
         if carried is None:
-            carried = self._validated(done)
+            carried = self._validated(done, saved=True)
             if done:
                 self._checkpoint(done, carried)
         return carried
 
-    def _validated_or_saved(self, done: int) -> dict[str, float]:
-        """Validate as `_validated` does; if that fails, save the steps, which are good, and the
-        model of the last one, before the error goes on."""
+    def _save_unvalidated(self, done: int) -> None:
+        """Save the steps behind which the validation has failed, and the model of the last one. A
+        failure is only logged: that of the validation is the cause."""
+        of = f"{done} of {self.config.max_steps} steps"
+        logger.error("the validation after %s failed; the steps are being saved", of)
         try:
-            return self._validated(done)
-        except Exception:
-            of = f"{done} of {self.config.max_steps} steps"
-            logger.error("the validation after %s failed; the steps are being saved", of)
-            try:
-                self._checkpoint(done, None)
-                if done >= self.config.max_steps and self.config.checkpoint.export_hf:
-                    self.export(done)
-            except Exception as unsaved:  # noqa: BLE001 - the error of the validation is the cause
-                logger.error("the steps could not be saved: %s", unsaved)
-            else:
-                logger.error("%s are saved; %s validates them", of, same_command(self.config))
-            raise
+            self._checkpoint(done, None)
+            if done >= self.config.max_steps and self.config.checkpoint.export_hf:
+                self.export(done)
+        except Exception as unsaved:  # noqa: BLE001 - the caller raises the cause
+            logger.error("the steps could not be saved: %s", unsaved)
+        else:
+            logger.error("%s are saved; %s validates them", of, same_command(self.config))
 
     def _is_over(self, done: int) -> bool:
         """Return whether the run ends after `done` steps; say so if it is not the last one."""

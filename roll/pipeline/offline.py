@@ -18,7 +18,7 @@ from roll.config.offline import DistillationConfig, SftConfig
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import TrainBatch
-from roll.core.errors import RollError
+from roll.core.errors import RollError, ValidationCutError
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.variables import check_variables
@@ -197,9 +197,12 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         return {**scores, **self.timers.take().values_by_name()}
 
     def evaluate(self, examples: Sequence[Example]) -> Metrics:
-        """Return the metrics of the loss over all `examples`, without training."""
+        """Return the metrics of the loss over all `examples`, without training; ValidationCutError
+        if the run is asked to end meanwhile."""
         parts = []
         for some in _chunks(examples, self.config.data.rows_per_step):
+            if self.wish.reason:
+                raise ValidationCutError(self.wish.reason)
             found = self.pictures.made(some, counted=False)
             made = [example for example in found if example is not None]
             if not made:

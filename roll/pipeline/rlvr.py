@@ -327,11 +327,11 @@ class RlvrPipeline(Pipeline[RlvrBase]):
 
     def validate(self, step: int) -> dict[str, float]:
         """Return the scores `val/...` and `time/validate_s` after `step` steps; empty if none is
-        due. The engines generate with the weights that they have."""
+        due. The engines generate with the weights that they have. See `Pipeline.validate`."""
         if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         with self.timers.timed("validate"):
-            scores = self.runtime.rollouts.validate(step)
+            scores = self.runtime.rollouts.validate(step, lambda: self.wish.reason is not None)
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:

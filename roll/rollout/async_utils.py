@@ -1,10 +1,10 @@
-"""Several coroutines at once, all of which stop on failure or cancellation, and a time limit that
-many tasks share."""
+"""Several coroutines at once, all of which stop on failure or cancellation; a coroutine that can be
+ended; and a time limit that many tasks share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from types import TracebackType
@@ -13,6 +13,9 @@ from typing import Any, Self, TypeVar
 from roll.core.errors import WaitTimeoutError
 
 T = TypeVar("T")
+
+LOOK_S = 0.2
+"""Time between two looks of `ended_by`, in seconds."""
 
 
 async def all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -74,6 +77,20 @@ async def _stop(running: Sequence[asyncio.Future[Any]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+async def ended_by(asked: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
+    """Run a coroutine and return its result. As soon as `asked`, which is looked at several times a
+    second, returns True, stop the coroutine and return None."""
+    running = asyncio.ensure_future(work)
+    try:
+        while not running.done():
+            if asked():
+                return None
+            await asyncio.wait([running], timeout=LOOK_S)
+        return running.result()
+    finally:
+        await _stop([running])
 
 
 class SharedTimeout:

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,12 @@ from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError, EngineError, RewardError, StoppedEarlyError
 from roll.core.metrics import Metrics
 from roll.core.sample_table import SampleTable
+from roll.data.examples import Example
 from roll.output_dir.checkpoints import load_state
 from roll.pipeline.rlvr import RlvrPipeline
-from tests.runs import run_local, without_times, write_task
+from roll.pipeline.sft import SftPipeline
+from tests.pipelines.test_rows import TEXTS, split
+from tests.runs import run_local, without_times, write_rows_task, write_task
 from tests.tiny import save_tiny_model
 
 
@@ -84,6 +89,74 @@ def test_a_run_that_is_asked_to_end_saves_its_step_before_the_validation(tmp_pat
     with pytest.raises(StoppedEarlyError, match=r"2 of 3 steps are done and saved \(SIGTERM"):
         run_local(paths[1], pipeline=Asked)
     assert validated == [0, 1]
+    assert list(map(without_times, run_local(paths[1]))) == list(map(without_times, straight))
+
+
+HELD_REWARD = """
+import asyncio
+from pathlib import Path
+
+async def held(sample):
+    for _ in range(400):
+        if not Path({held!r}).exists():
+            break
+        await asyncio.sleep(0.05)
+    return float(len(sample.response_text) % 3)
+"""
+
+
+@pytest.mark.parametrize("max_steps", [2, 3])
+def test_a_run_that_is_asked_to_end_in_a_validation_saves_its_step(
+    tmp_path: Path, max_steps: int
+) -> None:
+    held = tmp_path / "held"
+
+    class Asked(RlvrPipeline):
+        def validate(self, step: int) -> dict[str, float]:
+            if step != 2:
+                return super().validate(step)
+            held.touch()
+            asking = threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM))
+            asking.start()
+            try:
+                return super().validate(step)
+            finally:
+                asking.join()
+                held.unlink()
+
+    paths = [tmp_path / name / "run.yaml" for name in ("straight", "stopped")]
+    for path in paths:
+        rewards = {"held": {"fn": f"held_rewards_{max_steps}:held"}}
+        write_task(path.parent, max_steps=max_steps, rewards=rewards, checkpoint={})
+        module = path.parent / f"held_rewards_{max_steps}.py"
+        module.write_text(HELD_REWARD.format(held=str(held)))
+    straight = run_local(paths[0])
+    with pytest.raises(StoppedEarlyError, match=r"2 of . steps are done and saved \(SIGTERM"):
+        run_local(paths[1], pipeline=Asked)
+    assert load_state(tmp_path / "stopped/out/checkpoints/step_000002").carried is None
+    assert list(map(without_times, run_local(paths[1]))) == list(map(without_times, straight))
+    assert summary_of(tmp_path / "stopped")["status"] == "finished"
+
+
+def test_rows_are_validated_no_further_once_the_run_is_asked_to_end(tmp_path: Path) -> None:
+    class Asked(SftPipeline):
+        last = None
+
+        def step(self, step: int) -> Metrics:
+            self.last = step
+            return super().step(step)
+
+        def evaluate(self, examples: Sequence[Example]) -> Metrics:
+            if self.last == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(examples)
+
+    parts = split(TEXTS)
+    paths = [write_rows_task(tmp_path / name, "sft", parts, max_steps=3) for name in ("a", "b")]
+    straight = run_local(paths[0])
+    with pytest.raises(StoppedEarlyError, match=r"2 of 3 steps are done and saved \(SIGTERM"):
+        run_local(paths[1], pipeline=Asked)
+    assert load_state(tmp_path / "b/out/checkpoints/step_000002").carried is None
     assert list(map(without_times, run_local(paths[1]))) == list(map(without_times, straight))
 
 

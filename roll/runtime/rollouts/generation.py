@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.agentic_base import AgenticBase
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
-from roll.core.errors import CheckpointError
+from roll.core.errors import CheckpointError, ValidationCutError
 from roll.core.metrics import Last, Metrics
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
@@ -26,6 +26,7 @@ from roll.distributed.cluster import Launcher
 from roll.distributed.colocation import Colocation
 from roll.rewards.decoding import make_decode
 from roll.rewards.execution.counters import Purpose
+from roll.rollout.async_utils import ended_by
 from roll.rollout.budget import Budget
 from roll.rollout.collect_stats import CollectStats
 from roll.rollout.filters import build_filters
@@ -114,10 +115,14 @@ class Generation:
             self.inference.update_weights(version, verify=verify)
         self.opponents.update_weights(version, verify=verify)
 
-    def validate(self, step: int) -> dict[str, float]:
-        """Return the scores of the weights that the engines have; see `Validator.run`."""
+    def validate(self, step: int, asked_to_end: Callable[[], bool]) -> dict[str, float]:
+        """Return the scores of the weights that the engines have; see `Rollouts.validate` and
+        `Validator.run`."""
         self.inference.take_devices()
-        return self.inference.run(self.validator.run(step))
+        scores = self.inference.run(ended_by(asked_to_end, self.validator.run(step)))
+        if scores is None:
+            raise ValidationCutError(f"the validation after {step} steps")
+        return scores
 
     def memory_gb(self) -> list[float]:
         """See `InferenceService.memory_gb`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +72,7 @@ class Replay:
     def update_weights(self, version: int, *, verify: bool) -> None:
         """Do nothing: nobody generates."""
 
-    def validate(self, step: int) -> dict[str, float]:
+    def validate(self, step: int, asked_to_end: Callable[[], bool]) -> dict[str, float]:
         """Return nothing: there are no validation sets."""
         return {}
 

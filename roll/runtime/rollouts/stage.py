@@ -45,8 +45,12 @@ class Rollouts(Protocol):
         """
         ...
 
-    def validate(self, step: int) -> dict[str, float]:
-        """Return the scores of the held-out prompts after `step` steps."""
+    def validate(self, step: int, asked_to_end: Callable[[], bool]) -> dict[str, float]:
+        """Return the scores of the held-out prompts after `step` steps.
+
+        Raises:
+            ValidationCutError: `asked_to_end` has returned True meanwhile.
+        """
         ...
 
     @property

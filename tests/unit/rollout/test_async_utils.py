@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from benchmarks.simulation.clock import run_virtually
-from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
+from roll.rollout.async_utils import SharedTimeout, all_or_first_error, ended_by, first_done
 
 
 async def after(seconds: float, value: str) -> str:
@@ -59,6 +59,23 @@ def test_after_a_failure_the_others_are_stopped_and_the_error_is_raised() -> Non
 
 def test_nothing_at_all_is_done_at_once() -> None:
     assert run_virtually(all_or_first_error([])) == []
+
+
+def test_work_is_ended_when_somebody_asks_for_it() -> None:
+    async def main(ends_s: float) -> tuple[str | None, float]:
+        clock = asyncio.get_running_loop().time
+        result = await ended_by(lambda: clock() >= ends_s, after(5, "a"))
+        assert len(asyncio.all_tasks()) == 1
+        return result, round(clock(), 6)
+
+    assert run_virtually(main(inf)) == ("a", 5)
+    assert run_virtually(main(3)) == (None, 3)
+    assert run_virtually(main(0)) == (None, 0)
+
+
+def test_an_error_of_work_that_may_be_ended_goes_on() -> None:
+    with pytest.raises(ValueError, match="failed after 2 s"):
+        run_virtually(ended_by(lambda: False, fails_after(2)))
 
 
 def test_a_shared_limit_of_infinity_is_none() -> None:
