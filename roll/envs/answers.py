@@ -22,14 +22,16 @@ def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
 
 
 def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and bools of `info`, for metrics. That under `mean` gets the name
-    `info_mean`, since the mean of the rewards has the other."""
-    found = {}
-    for key, value in info.items():
-        number = finite(value)
-        if number is not None and key not in ("state", "seat", NEW_CONTEXT):
-            found["info_mean" if key == "mean" else str(key)] = number
-    return found
+    """Return the finite numbers and bools of `info`, for metrics."""
+    return finite_of({k: v for k, v in info.items() if k not in ("state", "seat", NEW_CONTEXT)})
+
+
+def finite_of(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the finite numbers and bools of a mapping, for metrics. That under `mean` gets the
+    name `info_mean`, since the mean of the rewards has the other."""
+    named = ("info_mean" if key == "mean" else str(key) for key in values)
+    numbers = zip(named, map(finite, values.values()), strict=True)
+    return {name: number for name, number in numbers if number is not None}
 
 
 def state_of(info: Mapping[str, Any]) -> str:

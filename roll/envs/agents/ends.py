@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.core.errors import EnvironmentFailedError, RollError
+from roll.envs.answers import finite_of
 from roll.envs.api import finite
 from roll.envs.observed import Observed
 
@@ -58,5 +59,4 @@ def _read_end(value: Any) -> tuple[float, dict[str, float]]:
     reward = finite(info.pop("reward", None))
     if reward is None:
         raise ValueError(f"found {repr(value)[:80]}")
-    numbers = {str(key): finite(each) for key, each in info.items()}
-    return reward, {key: number for key, number in numbers.items() if number is not None}
+    return reward, finite_of(info)

@@ -86,12 +86,13 @@ def test_requests_are_turns_and_what_follows_an_answer_continues_it() -> None:
         first = await ask(task, messages)
         messages += [{"role": "assistant", "content": first}, user("sure?")]
         second = await ask(task, messages)
-        return {"reward": float(second == "yes"), "asked": 2, "name": "x"}
+        return {"reward": float(second == "yes"), "asked": 2, "mean": 3, "name": "x"}
 
     first, second, last = played(agent, "4", "yes")
     assert (text(first), first.row) == ("<user>2+2<assistant>", 0)
     assert (text(second), second.row) == ("<user>sure?<assistant>", 0)
-    assert (last.reward, last.terminated, dict(last.info)) == (1.0, True, {"asked": 2.0})
+    assert (last.reward, last.terminated) == (1.0, True)
+    assert dict(last.info) == {"asked": 2.0, "info_mean": 3.0}  # `mean` is that of the rewards
 
 
 def test_a_plain_function_and_the_plain_client_do_as_well() -> None:
