@@ -154,7 +154,6 @@ class AgentHost:
                 "replaced"
             )
         number, request, answer = running.asking
-        running.asking = None
         final = last is None or not request.tools
         said = heard(action, self.turns, self.config, running.prompt_end, final=final)
         try:
@@ -165,6 +164,7 @@ class AgentHost:
                 tells_tokens=request.tells_tokens,
             )
             running.conversations.answered(number, found, said)
+            running.asking = None  # not before: `close` refuses a request without an answer
         except RollError:
             raise
         except Exception as error:  # a border: no text of the policy may end the run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai import APIStatusError, OpenAI
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError
 from roll.core.types import Message
+from roll.data.chat.turns import Turns
 from roll.envs.agents.answers import answer_of
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.host import AgentHost
@@ -23,6 +26,7 @@ from roll.envs.tools.formats.api import Call, Malformed, Parsed
 from roll.envs.tools.formats.glm import Glm
 from roll.envs.tools.formats.llama3 import Llama3
 from roll.envs.tools.formats.loading import FORMATS
+from tests.tiny import char_tokenizer
 from tests.unit.data.test_chat_templates import settings_of
 from tests.unit.data.test_turns import turns_of
 from tests.unit.episodes.test_agent_host import ask, client, played, user
@@ -77,6 +81,39 @@ def test_a_turn_at_which_a_format_breaks_fails_the_episode_and_not_the_run() -> 
             played(with_tools, "go", tool_format="breaks_at_all")
     finally:
         del FORMATS._things["breaks_at_all"]  # other tests take each format that there is
+
+
+def test_a_plain_agent_does_not_wait_for_an_answer_that_cannot_be_read() -> None:
+    told = threading.Event()
+
+    def agent(task: AgentTask) -> float:
+        made = OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0, timeout=20)
+        asked: dict[str, Any] = {"tools": [{"type": "function", "function": ADD}]}
+        asked |= {"model": "m", "messages": [user("go")]}
+        try:
+            made.chat.completions.create(**asked)
+        except APIStatusError:
+            told.set()
+        return 0.0
+
+    async def main() -> bool:
+        config = EnvironmentConfig(agent="a:b", tool_format="breaks_at_all")
+        turns = Turns(char_tokenizer(), settings_of(), frozenset({1}))
+        host = AgentHost("helper", config, agent, turns)
+        try:
+            await host.open("e", 7, {})
+            with pytest.raises(EnvironmentFailedError):
+                await host.act("e", "go", 1)
+            await host.close("e")
+            return await asyncio.to_thread(told.wait, 10)
+        finally:
+            await host.shut()
+
+    FORMATS.register("breaks_at_all")(BreaksAtAll())
+    try:
+        assert asyncio.run(main())
+    finally:
+        del FORMATS._things["breaks_at_all"]
 
 
 def test_an_argument_of_llama_that_is_json_is_kept() -> None:
