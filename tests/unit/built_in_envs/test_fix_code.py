@@ -127,6 +127,8 @@ def test_wrong_programs_get_no_reward_and_are_told_why(program: str, said: str) 
         ("```python3\nA\n```\nWhy:\n```python\nB\n```", "B\n"),
         ("```c++\nA\n```", "A\n"),
         ("Say ```x``` so:\n  ```\nA```", "A"),
+        ("The program: ```python\nA\n```", "A\n"),
+        ("Like ```x```\nthis: ```sh\nA\n```", "A\n"),
     ],
 )
 def test_the_last_block_counts_whatever_its_language_is_called(turn: str, block: str) -> None:

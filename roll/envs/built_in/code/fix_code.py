@@ -15,8 +15,9 @@ from roll.sandbox import Job, Limits, Status
 SHOWN_FAILURES = 3
 MAX_SHOWN = 200
 """Number of characters of a value, or of an error, that are shown."""
-BLOCK = re.compile(r"^[ \t]*```[\w+.-]*[ \t]*\n(.*?)```", re.DOTALL | re.M)
-"""Block of code, with or without the name of a language."""
+BLOCK = re.compile(r"(?:^[ \t]*```|```(?=[\w+.-]))[\w+.-]*[ \t]*\n(.*?)```", re.DOTALL | re.M)
+"""Block of code, with or without the name of a language. Without one it begins its line: behind
+other text, such a mark ends a piece of code."""
 _HARNESS = """
 import json, sys
 job = json.loads(sys.stdin.read())
