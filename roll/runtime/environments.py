@@ -64,7 +64,8 @@ class ClusterHosts:
     _under_way: Counter[int] = field(default_factory=Counter, init=False)
     """Number of calls of each worker that are under way."""
     _watches: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    """Watches over the workers with calls under way, by rank."""
+    """Watch over each worker, by rank; one that has ended is followed by another at the next
+    call."""
 
     def __post_init__(self) -> None:
         most = self.config.max_episodes
@@ -132,9 +133,9 @@ class ClusterHosts:
     def _watched(self, rank: int) -> Iterator[None]:
         """Watch over a worker during a call."""
         self._under_way[rank] += 1
-        if rank not in self._watches:
-            task = self._watches[rank] = asyncio.ensure_future(self._watch(rank))
-            task.add_done_callback(lambda _: self._watches.pop(rank))
+        watch = self._watches.get(rank)
+        if watch is None or watch.done():
+            self._watches[rank] = asyncio.ensure_future(self._watch(rank))
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -118,6 +119,22 @@ def test_a_worker_whose_event_loop_hangs_is_replaced_and_a_busy_one_is_not() -> 
         opened = watched(busy).open("e", 1, prompt("a:1"))
         assert asyncio.run(asyncio.wait_for(opened, 10)).text == "go"
         assert not busy.lost
+
+
+def test_a_call_that_begins_just_as_a_watch_ends_is_watched() -> None:
+    async def ask(*_: object) -> None: ...
+
+    async def main() -> None:
+        hosts = watched(cast(Any, SimpleNamespace(world_size=1, lost=frozenset(), ask=ask)))
+        with hosts._watched(0):
+            pass
+        await asyncio.sleep(0)  # the watch looks, and sees no call
+        with hosts._watched(0):
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not hosts._watches[0].done()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("answers", [0, SOUND_CALLS])
