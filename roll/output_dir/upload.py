@@ -99,7 +99,10 @@ class Uploads:
             if not replace or len(self._held) <= MAX_HELD:
                 return
             given_up, _ = self._held.pop(1)
-        self._failed[given_up.name] = f"it was given up, as {MAX_HELD} later ones waited"
+            later = len(self._held) - 1
+        self._failed[given_up.name] = (
+            f"it was given up, as {later} later ones waited for the one under way"
+        )
         logger.warning(
             "%s is not copied to %s: more than %d checkpoints wait for their copies, which are too "
             "slow; raise checkpoint.every",

@@ -160,7 +160,8 @@ def test_a_copy_without_progress_is_told_and_holds_few_checkpoints(
     there = {path.name for path in (tmp_path / "there").iterdir()}
     assert folders[1].name not in there
     assert folders[-1].name in there
-    assert f"step_000002 is not at {url}: it was given up" in caplog.text
+    given_up = f"it was given up, as {MAX_HELD - 1} later ones waited for the one under way"
+    assert f"step_000002 is not at {url}: {given_up}" in caplog.text
 
 
 def test_another_checkpoint_at_the_same_url_is_copied_anew(
