@@ -50,7 +50,9 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         # By ids, so that neither tokens nor pictures of a row stay in memory with its sums.
         self.known_sums: dict[str, list[float]] = {}
         scorer = (config.reference and config.reference.model) or config.train_model
-        self.kept_sums = KeptSums(scorer.model_dump_json())
+        # The rows of training cannot change: `rows` would refuse the checkpoint.
+        made_of = f"{scorer.model_dump_json()} {self.data.held_out.fingerprint}"
+        self.kept_sums = KeptSums(made_of)
         if (role := config.reference) is not None:
             reference = self.launcher.start(
                 ReferenceWorker,

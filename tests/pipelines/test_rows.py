@@ -126,7 +126,9 @@ def test_reference_log_probs_of_once_are_those_of_every_step(tmp_path: Path) -> 
     assert losses[0][0] == losses[1][0]
 
 
-def test_a_resumed_run_knows_the_reference_log_probs_of_once(tmp_path: Path) -> None:
+def test_a_resumed_run_knows_the_reference_log_probs_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     extra: dict[str, Any] = {"reference": {"pool": "all"}, "reference_logprobs": "once"}
     extra |= {"max_steps": 8}  # two epochs, in another order each
     whole = run_local(write_rows_task(tmp_path / "whole", "dpo", split(PAIRS), **extra))
@@ -135,6 +137,11 @@ def test_a_resumed_run_knows_the_reference_log_probs_of_once(tmp_path: Path) -> 
     assert (tmp_path / "halves/out/checkpoints/step_000006" / FILE).is_file()
     resumed = run_local(halves)
     assert list(map(without_times, resumed)) == list(map(without_times, whole))
+    assert "the reference scores all rows anew" not in caplog.text
+    # Rows of the validation that have changed have the ids of those before.
+    (tmp_path / "halves/held_out.jsonl").write_text(json.dumps(PAIRS[0]) + "\n")
+    run_local(halves, ["max_steps=9"])
+    assert "the reference scores all rows anew" in caplog.text
 
 
 def test_sums_of_another_reference_or_of_a_damaged_file_are_not_used(
@@ -145,7 +152,7 @@ def test_sums_of_another_reference_or_of_a_damaged_file_are_not_used(
     own.write(tmp_path, sums)
     assert own.read(tmp_path) == sums
     assert KeptSums("theirs").read(tmp_path) == {}
-    assert "the reference of this run is another" in caplog.text
+    assert "the reference of this run or a row of its validation is another" in caplog.text
     (tmp_path / FILE).write_bytes(b"PAR1")
     with pytest.raises(CheckpointError, match="cannot be read"):
         own.read(tmp_path)

@@ -12,16 +12,17 @@ from roll.core.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 FILE = "reference_sums.parquet"
-_SCORER = b"scorer"
-"""Key of the scorer in the file's metadata."""
+_MADE_OF = b"made_of"
+"""Key of `KeptSums.made_of` in the file's metadata."""
 
 
 @dataclass(frozen=True)
 class KeptSums:
     """Reader and writer of the summed log-probs of the responses of each row, by its id."""
 
-    scorer: str
-    """Text that describes the model that computes them."""
+    made_of: str
+    """Text that describes the model that computes them, and the rows: those that have changed may
+    have the ids of others."""
 
     def write(self, folder: Path, sums: Mapping[str, list[float]]) -> None:
         """Write the sums into a checkpoint that is not complete yet."""
@@ -31,11 +32,11 @@ class KeptSums:
         ids = pa.array(list(sums), pa.string())
         values = pa.array(list(sums.values()), pa.list_(pa.float64()))
         table = pa.table([ids, values], ["id", "sums"])
-        pq.write_table(table.replace_schema_metadata({_SCORER: self.scorer}), folder / FILE)
+        pq.write_table(table.replace_schema_metadata({_MADE_OF: self.made_of}), folder / FILE)
 
     def read(self, checkpoint: Path) -> dict[str, list[float]]:
-        """Return the sums of a checkpoint; nothing, with a warning, if another model computed them.
-        An older checkpoint has none.
+        """Return the sums of a checkpoint; nothing, with a warning, if they are of another model or
+        of other rows. An older checkpoint has none.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -50,9 +51,11 @@ class KeptSums:
             found = table["id"].to_pylist(), table["sums"].to_pylist()
         except (OSError, KeyError, pa.ArrowException) as error:
             raise CheckpointError(f"{checkpoint / FILE} cannot be read: {error}") from None
-        if (table.schema.metadata or {}).get(_SCORER) != self.scorer.encode():
+        if (table.schema.metadata or {}).get(_MADE_OF) != self.made_of.encode():
             logger.warning(
-                "%s: the reference of this run is another, which scores all rows anew", checkpoint
+                "%s: the reference of this run or a row of its validation is another, so the "
+                "reference scores all rows anew",
+                checkpoint,
             )
             return {}
         return dict(zip(*found, strict=True))
