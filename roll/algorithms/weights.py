@@ -57,22 +57,25 @@ def row_weights(
     # Float64, because float32 cannot count beyond 2**24 tokens.
     tokens_B = tokens_B.to(torch.float64)
     one_B = torch.ones_like(tokens_B)
-    num_rows = (tokens_B > 0).sum().clamp(min=1)
-    num_samples = num_rows
-    if samples is not None:
-        trained = zip(samples, (tokens_B > 0).tolist(), strict=True)
-        num_samples = torch.tensor(max(1, len({sample for sample, has in trained if has})))
     match mode:
         case Aggregation.TOKEN_MEAN:
             return one_B / tokens_B.sum().clamp(min=1)
         case Aggregation.SEQUENCE_MEAN:
-            return one_B / tokens_B.clamp(min=1) / num_rows
+            return one_B / tokens_B.clamp(min=1) / _num_samples(tokens_B, None)
         case Aggregation.SEQUENCE_SUM:
-            return one_B / num_samples
+            return one_B / _num_samples(tokens_B, samples)
         case Aggregation.CONSTANT:
             if max_tokens is None or max_tokens < 1:
                 raise ValueError(
                     f"constant aggregation divides by max_tokens, which is {max_tokens}; pass "
                     "algorithm.aggregation_tokens or sampling.max_new_tokens"
                 )
-            return one_B / max_tokens / num_samples
+            return one_B / max_tokens / _num_samples(tokens_B, samples)
+
+
+def _num_samples(tokens_B: Tensor, samples: Sequence[object] | None) -> int:
+    """Return the number of samples with trained tokens, but at least 1; for the arguments see
+    `row_weights`."""
+    trained = (tokens_B > 0).tolist()
+    names = range(len(trained)) if samples is None else samples
+    return max(1, len({name for name, has in zip(names, trained, strict=True) if has}))
