@@ -172,7 +172,20 @@ class ToprConfig(PolicyChoice):
         return self
 
 
-class KimiConfig(PolicyChoice):
+class SquaredRatioChoice(PolicyChoice):
+    """Base of the losses that square a log-ratio."""
+
+    level: Literal["token", "sequence"] = "sequence"
+    """Log-ratio that is squared: that of the whole response (`sequence`) or that of each token
+    (`token`)."""
+
+    @property
+    def couples_tokens(self) -> bool:
+        """True if the squared log-ratio is that of the whole response."""
+        return self.level == "sequence"
+
+
+class KimiConfig(SquaredRatioChoice):
     """Mirror descent (Kimi k1.5, arXiv 2501.12599): -A * log p + tau / 2 * (log ratio)**2, with the
     log-ratio of the whole response to the policy that generated it.
 
@@ -185,17 +198,9 @@ class KimiConfig(PolicyChoice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.RATIO})
     tau: float = Field(default=0.1, gt=0)
     """Strength of the penalty on the distance from the old policy. The paper gives no number."""
-    level: Literal["token", "sequence"] = "sequence"
-    """Log-ratio that is squared: that of the whole response (`sequence`) or that of each token
-    (`token`)."""
-
-    @property
-    def couples_tokens(self) -> bool:
-        """True if the squared log-ratio is that of the whole response."""
-        return self.level == "sequence"
 
 
-class DroConfig(PolicyChoice):
+class DroConfig(SquaredRatioChoice):
     """Direct reward optimisation (DRO, arXiv 2405.19107): -A * log p + tau / 2 * (log p - log
     p_ref)**2, with the log-probs of the whole response.
 
@@ -207,14 +212,6 @@ class DroConfig(PolicyChoice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.REFERENCE})
     tau: float = Field(default=1.0, gt=0)
     """Strength of the penalty on the distance from the reference."""
-    level: Literal["token", "sequence"] = "sequence"
-    """Log-ratio that is squared: that of the whole response (`sequence`) or that of each token
-    (`token`)."""
-
-    @property
-    def couples_tokens(self) -> bool:
-        """True if the squared log-ratio is that of the whole response."""
-        return self.level == "sequence"
 
 
 class ClipCovConfig(PolicyChoice):
