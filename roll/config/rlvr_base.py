@@ -162,13 +162,15 @@ class RlvrBase(RunConfig):
         """The estimator of the run and of each entry in `domains`, with the key of the shaping of
         the rewards that it reads, and this shaping."""
         run = self.algorithm
-        of_run = ("algorithm.reward_shaping", run.reward_shaping)
-        found = [(run.advantage, *of_run)]
-        for tag, domain in self.domains.items():
-            own = domain.reward_shaping
-            shaping = of_run if own is None else (f"domains.{tag}.reward_shaping", own)
-            found.append((domain.advantage or run.advantage, *shaping))
-        return found
+        own = [(self.advantage_of(tag), *self.shaping_of(tag)) for tag in self.domains]
+        return [(run.advantage, "algorithm.reward_shaping", run.reward_shaping), *own]
+
+    def shaping_of(self, tag: str) -> tuple[str, tuple[RewardShapingConfig, ...]]:
+        """Return the reward shaping of a tag, with its key in the file."""
+        own = self.domains[tag].reward_shaping if tag in self.domains else None
+        if own is None:
+            return "algorithm.reward_shaping", self.algorithm.reward_shaping
+        return f"domains.{tag}.reward_shaping", own
 
     @property
     def filters(self) -> dict[str, tuple[FilterConfig, ...]]:

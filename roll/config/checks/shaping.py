@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roll.config.agentic_base import AgenticBase
 from roll.config.algorithm import (
@@ -15,9 +15,6 @@ from roll.config.algorithm import (
     TurnGaeConfig,
 )
 from roll.config.rlvr_base import RlvrBase
-
-_OF_TOTAL = (ClipRewardConfig, ScaleRewardConfig, NormalizeRewardConfig)
-"""Kinds of reward shaping that change the total reward of a sample by its size."""
 
 
 def shaping_problems(config: RlvrBase) -> Iterator[str]:
@@ -37,8 +34,8 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
         longest = limits.get(shapings, config.max_response_tokens)
         for i, shaping in enumerate(parts):
             yield from _reward_shaping(f"{shapings}.{i}", shaping, longest, alone=alone)
-    yield from _of_turns(config)
-    yield from _beside_turns(config)
+    # Once each: the shaping of the run is that of several tags.
+    yield from dict.fromkeys([*_of_turns(config), *_beside_turns(config)])
     kl = config.algorithm.kl_in_reward
     if kl is not None and kl.target is not None and kl.horizon < config.samples_per_step:
         yield (
@@ -51,46 +48,42 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
 def _of_turns(config: RlvrBase) -> Iterator[str]:
     """Yield changes of the total reward that belong to all turns, where an advantage of turns would
     give them to the last one."""
-    told = set[str]()
-    for advantage, shapings, parts in config.shaped_advantages:
+    for advantage, key, shaping in config.shaped_advantages:
         if not isinstance(advantage, GigpoConfig | TurnGaeConfig):
             continue
-        found = [
-            f"{shapings}.{i}: {part.kind} changes the reward of a whole episode, and "
-            f"{advantage.kind} reads those of its turns; drop it, or use another advantage"
-            for i, part in enumerate(parts)
-            if isinstance(part, _OF_TOTAL)
-        ]
+        for place, kind in _of_total(key, shaping):
+            yield (
+                f"{place}: {kind} changes the reward of a whole episode, and {advantage.kind} "
+                "reads those of its turns; drop it, or use another advantage"
+            )
         if config.algorithm.kl_in_reward is not None:
-            found.append(
+            yield (
                 f"algorithm.kl_in_reward: {advantage.kind} would give the penalty of all turns to "
                 "the last; use the loss term `kl`, or another advantage"
             )
-        for problem in found:
-            if problem not in told:  # several tags have it from the run
-                told.add(problem)
-                yield problem
 
 
 def _beside_turns(config: RlvrBase) -> Iterator[str]:
     """Yield changes of the total reward where the rewards of turns, which are most of it, stand
     apart."""
-    told = set[str]()
     for name, environment in config.environments.items() if isinstance(config, AgenticBase) else ():
         for tag in environment.tags if environment.credit == "turns" else ():
             if isinstance(config.advantage_of(tag), GigpoConfig | TurnGaeConfig):
                 continue  # see `_of_turns`
-            own = config.domains[tag].reward_shaping if tag in config.domains else None
-            key = "algorithm" if own is None else f"domains.{tag}"
-            for i, part in enumerate(config.algorithm.reward_shaping if own is None else own):
-                place = f"{key}.reward_shaping.{i}"
-                if isinstance(part, _OF_TOTAL) and place not in told:
-                    told.add(place)
-                    yield (
-                        f"{place}: with environments.{name}.credit: turns, rewards of turns stand "
-                        f"apart and {part.kind} does not change them; drop it (for one tag: "
-                        f"domains.{tag}.reward_shaping), or use credit: episode"
-                    )
+            for place, kind in _of_total(*config.shaping_of(tag)):
+                yield (
+                    f"{place}: with environments.{name}.credit: turns, rewards of turns stand "
+                    f"apart and {kind} does not change them; drop it (for one tag: "
+                    "domains.<tag>.reward_shaping), or use credit: episode"
+                )
+
+
+def _of_total(key: str, shaping: Sequence[RewardShapingConfig]) -> Iterator[tuple[str, str]]:
+    """Yield the key and the kind of each part that changes the total reward by its size; `key` is
+    that of the shaping."""
+    for i, part in enumerate(shaping):
+        if isinstance(part, ClipRewardConfig | ScaleRewardConfig | NormalizeRewardConfig):
+            yield f"{key}.{i}", part.kind
 
 
 def _reward_shaping(
