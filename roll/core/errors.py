@@ -21,6 +21,7 @@ __all__ = [
     "EngineMissingError",
     "EnvironmentFailedError",
     "FolderLostError",
+    "HostSpentError",
     "IncompleteWeightsError",
     "NotMadeYetError",
     "PictureError",
