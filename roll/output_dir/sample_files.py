@@ -20,7 +20,8 @@ FOLDER = "samples"
 DUMPS = "rollouts"
 """Name of the folder beside it with a few samples of some steps, for people to read."""
 _FILE = re.compile(r"step_(\d+)\.parquet")
-_DUMP = re.compile(r"step_(\d+)(?:\.jsonl)?")
+_DUMP = re.compile(r"step_(\d+)\.jsonl")
+_DUMPED = re.compile(r"step_(\d+)(?:\.jsonl)?")
 """Name of the file of a step in `rollouts/`, or of the folder of its pictures."""
 _ORIGIN = b"roll"
 """Key of the metadata of a file that holds its `Origin`, as JSON."""
@@ -109,11 +110,18 @@ def sample_file(output_dir: Path, split: Split, step: int) -> Path:
 
 def sample_files(output_dir: Path, split: Split) -> dict[int, Path]:
     """Return step -> file, in order, of all complete files of a split."""
-    found = {}
-    for path in (output_dir / FOLDER / split).glob("step_*.parquet"):
-        if named := _FILE.fullmatch(path.name):
-            found[int(named[1])] = path
-    return dict(sorted(found.items()))
+    return _by_step(output_dir / FOLDER / split, _FILE)
+
+
+def dump_files(output_dir: Path) -> dict[int, Path]:
+    """Return step -> file, in order, of all files in `rollouts/`."""
+    return _by_step(output_dir / DUMPS, _DUMP)
+
+
+def _by_step(folder: Path, name: re.Pattern[str]) -> dict[int, Path]:
+    """Return step -> file, in order, of the files with such a name."""
+    named = ((name.fullmatch(path.name), path) for path in folder.glob("step_*"))
+    return dict(sorted((int(found[1]), path) for found, path in named if found))
 
 
 @contextmanager
@@ -163,7 +171,7 @@ def drop_samples(output_dir: Path, *, done: int) -> None:
         if step > done or done == 0:
             path.unlink()
     for path in (output_dir / DUMPS).glob("step_*"):
-        named = _DUMP.fullmatch(path.name)
+        named = _DUMPED.fullmatch(path.name)
         if named is None or int(named[1]) < done:
             continue
         if path.is_dir():

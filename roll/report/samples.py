@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from roll.output_dir.sample_files import DUMPS, dump_files
+
 MAX_BYTES = 64 * 2**20
 """Number of bytes of rollouts that are read; of longer runs, some steps."""
-_STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,8 @@ def read_samples(folder: Path, remarks: list[str]) -> dict[int, list[Kept]]:
         folder: folder of the run.
         remarks: gets sentences about what is left out.
     """
-    rollouts = folder / "rollouts"
-    files: dict[int, Path] = {}
-    for path in rollouts.glob("step_*.jsonl"):
-        named = _STEP.fullmatch(path.name)
-        if named:
-            files[int(named[1])] = path
-    steps = sorted(files)
+    files = dump_files(folder)
+    steps = list(files)
     chosen = _affordable(steps, {step: files[step].stat().st_size for step in steps})
     if len(chosen) < len(steps):
         remarks.append(f"samples of {len(chosen)} of {len(steps)} steps in rollouts/ were read")
@@ -77,7 +72,7 @@ def read_samples(folder: Path, remarks: list[str]) -> dict[int, list[Kept]]:
         rows = []
         for line in files[step].read_bytes().decode(errors="replace").split("\n"):
             if line.strip():
-                row = _row(line, step, rollouts)
+                row = _row(line, step, folder / DUMPS)
                 rows += [] if row is None else [row]
                 broken += row is None
         if rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 
 from roll.output_dir.sample_files import schema
 
-_FILE = re.compile(r"step_(\d+)\.jsonl")
 SAME = (
     "id",
     "tag",
@@ -30,15 +28,6 @@ SAME = (
 """Columns that the files have as they are."""
 NO_SAMPLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
 """Errors of Python and Arrow on a line that holds no sample."""
-
-
-def dump_files(output_dir: Path) -> dict[int, Path]:
-    """Return step -> file, in order."""
-    found = {}
-    for path in (output_dir / "rollouts").glob("step_*.jsonl"):
-        if named := _FILE.fullmatch(path.name):
-            found[int(named[1])] = path
-    return dict(sorted(found.items()))
 
 
 def read_dump(path: Path, step: int) -> tuple[Any, int]:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from roll.commands.samples.dumps import dump_files, read_dump
+from roll.commands.samples.dumps import read_dump
 from roll.commands.samples.expressions import condition, entries, sort_key
 from roll.config.errors import nearest
 from roll.core.errors import DataError
-from roll.output_dir.sample_files import sample_files, schema
+from roll.output_dir.sample_files import dump_files, sample_files, schema
 
 ROWS = 1024
 """Number of samples in memory at a time, beside those that are returned."""
