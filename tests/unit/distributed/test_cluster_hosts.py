@@ -206,6 +206,24 @@ def test_a_worker_in_which_too_many_calls_hang_is_replaced() -> None:
         let_go.set()
 
 
+def test_a_worker_takes_no_passages_that_the_one_before_it_asked_for() -> None:
+    spec = WorkerSpec(Role.ENVIRONMENT, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cpu", label="x")
+    nothing: Any = None
+
+    async def main() -> list[str]:
+        both = [
+            EnvWorker(spec, "x", EnvironmentConfig(env="x"), nothing, nothing, "") for _ in range(2)
+        ]
+        late, asked = [asyncio.ensure_future(each._search("c", "who?", 1)) for each in both]
+        [[old], [new]] = [await each.take_queries() for each in both]
+        await both[1].bring_passages([(old.id, ["of the worker before"])])
+        await both[1].bring_passages([(new.id, ["its own"])])
+        late.cancel()
+        return await asked
+
+    assert asyncio.run(main()) == ["its own"]
+
+
 class Counting(EnvWorker):
     """Counts the episodes that are open in all workers; every third one does not begin."""
 

@@ -138,6 +138,18 @@ def test_an_end_tells_what_the_same_command_must_say_otherwise_to_go_on(tmp_path
     assert same_command(loaded(*run, passed, "resume=never")) == both
 
 
+def test_a_run_gives_an_export_its_name_back_that_a_kill_has_left_without_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    (tmp_path / "out/.old_hf").mkdir(parents=True)
+    (tmp_path / "out/.old_hf/weights").write_text("old")
+    find_start(loaded(path, f"output_dir={tmp_path}/out"))
+    assert (tmp_path / "out/hf/weights").read_text() == "old"
+    assert not (tmp_path / "out/.old_hf").exists()
+
+
 def test_a_checkpoint_below_the_home_folder_is_found(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)

@@ -115,6 +115,22 @@ def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(
     ]
 
 
+def test_reward_models_wait_for_an_engine_that_measures_the_memory_of_their_gpu(
+    loop: LoopThread,
+) -> None:
+    for pool in ("engines", "apart"):
+        launcher = LoggedLauncher()
+        config = quickstart(
+            "pools={all: '0', engines: '1', third: '2', apart: '3'}",
+            "actor_infer.pool=engines",
+            "reference.pool=third",
+            f"rewards.model={{model: {{path: scores}}, pool: {pool}, tags: [sort]}}",
+        )
+        start_model_clusters(config, launcher, loop, "cuda", char_tokenizer())
+        ready, begins = map(launcher.log.index, ("actor_infer start!", "reward begins"))
+        assert (ready < begins) == (pool == "engines"), launcher.log
+
+
 class LoggedVllm:
     """The two calls of `AsyncLLM` that move memory, refusing what vLLM ignores with a warning."""
 

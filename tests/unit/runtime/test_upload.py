@@ -142,17 +142,20 @@ def test_a_copy_without_progress_is_told_and_holds_few_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"stuck://{tmp_path}/there"
-    checkpoints = Checkpoints(tmp_path / "all", CheckpointConfig(keep_last=MAX_HELD + 2))
+    config = CheckpointConfig(keep_last=MAX_HELD + 2, upload=url)
+    checkpoints = Checkpoints(tmp_path / "all", config)
     folders = [write(checkpoints, step) for step in range(1, MAX_HELD + 3)]
-    uploads = Uploads(url, limit_s=1.0)
+    saves = Saves(checkpoints, limit_s=1.0)
+    uploads = saves._uploads
+    assert uploads is not None
     for folder in folders[:-1]:
         uploads.add(folder)
     assert uploads.held == {folders[0], *folders[2:-1]}
-    uploads.look()
+    saves.check()
     assert "no progress" not in caplog.text
     time.sleep(1.2)
-    uploads.look()
-    uploads.look()
+    saves.check()
+    saves.check()
     assert caplog.text.count(f"copy of checkpoints to {url} has made no progress for") == 1
     Stuck.let_go.set()
     uploads.add(folders[-1])
