@@ -29,7 +29,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.data import SourceConfig
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import ConfigError
+from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt, Sample, WorkerSpec
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import named_sources, source_prompts
@@ -187,7 +187,18 @@ async def _try_one(
     responses: Sequence[Response],
     engines: OwnJudges,
 ) -> RewardTry:
-    """Run one reward on its responses; `engines` answer for judges on devices of the run."""
+    """Run one reward on its responses; `engines` answer for judges on devices of the run.
+
+    Raises:
+        DataError: the reward compares responses to one prompt, and each prompt has one.
+    """
+    groups = _works(responses, whole_groups=config.per == "group")
+    compares = config.per == "group" and config.judge is not None
+    if compares and groups and max(map(len, groups)) < 2:
+        raise DataError(
+            f"rewards.{name}: compares the responses to a prompt, and no prompt has several; give "
+            "a line several `responses`, or several lines the same `id`"
+        )
     lenient = config.model_copy(update={"max_error_rate": 1.0})
     worker_class, arguments = reward_recipe(name, lenient, run.judges)
     own = cores()
@@ -201,7 +212,6 @@ async def _try_one(
             await worker.use_tokenizer(run.train_model)
         await worker.begin_step(max(1, len(responses)))
         room = asyncio.Semaphore(min(AT_ONCE, config.concurrency))
-        groups = _works(responses, whole_groups=config.per == "group")
         async with engines.answering(worker):
             found = await asyncio.gather(*(_score(worker, room, group) for group in groups))
         tried = [one for group in found for one in group]

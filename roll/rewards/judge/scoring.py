@@ -96,19 +96,15 @@ class JudgeScoring:
         """Return the rewards of all samples of a prompt, in order; errors are those of `score`.
 
         Samples that are not judged score 0. Equal answers are judged once, and score the same.
-
-        Raises:
-            ValueError: the group has one sample.
+        Nobody is asked about a single answer, such as that of the only episode that did not fail.
         """
-        if len(samples) < 2:
-            raise ValueError("a comparison needs two samples of a prompt or more; found one")
         poll = _Poll()
         texts = [answer_of(sample).strip() if self._is_judged(sample) else "" for sample in samples]
         distinct = {text: one for text, one in zip(texts, samples, strict=True) if text}
         if len(distinct) > 1:
             ask = self._compare if self._config.verdict.kind == "preference" else self._rank
             found = await ask([*distinct.values()], poll)
-        else:  # the only answer is better than none
+        else:  # the only answer is better than none, and as good as itself
             found = [0.5 if all(texts) else 1.0] * len(distinct)
         scores = dict(zip(distinct, found, strict=True))
         parts = poll.parts(share=len(samples))

@@ -156,6 +156,17 @@ def test_judges_are_asked_and_their_failures_told(folder: Path) -> None:
     assert gone.would_stop_a_run
 
 
+def test_a_comparison_of_prompts_with_one_response_each_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    asked = {"by": "strong", "template": "{{ responses }}", "verdict": {"kind": "ranking"}}
+    judged = {"j": {"judge": asked, "per": "group"}}
+    path = _run(folder, "alone", judged, judges={"strong": JUDGE}, validation={})
+    responses = _write(tmp_path / "r", *({"response": text} for text in "123"))
+    with pytest.raises(DataError, match=r"rewards\.j: compares the responses to a prompt, and no"):
+        _try(path, responses=responses)
+
+
 @pytest.mark.parametrize("kind", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_a_judge_of_the_run_answers_with_an_engine_of_its_own(
     folder: Path, tmp_path: Path, kind: str

@@ -287,11 +287,11 @@ def test_a_ranking_gives_equal_steps_and_each_vote_sees_another_order() -> None:
     assert sorted(again.messages) == sorted(server.messages), "orders depend on the texts alone"
 
 
-def test_a_group_of_one_is_a_failure_and_one_answer_beats_none() -> None:
+def test_one_answer_beats_none_and_is_as_good_as_itself() -> None:
+    """A group of one is what episodes that failed have left."""
     server = ScriptedJudge(_rank)
     config = _config(COMPARE, per="group", verdict={"kind": "ranking"})
-    [alone] = _score(server, config, _group("1"))
-    assert "two samples of a prompt or more" in str(alone.failure)
+    assert _scores(_score(server, config, _group("1"))) == [0.5]
     assert _scores(_score(server, config, _group("1", "", " "))) == [1, 0, 0]
     assert _scores(_score(server, config, _group("", ""))) == [0, 0]
     assert _scores(_score(server, config, _group("1", " 1"))) == [0.5, 0.5]
