@@ -186,7 +186,11 @@ class GenerateScheduler:
         }
 
     def restore(
-        self, state: dict[str, Any], find: Callable[[str], Prompt], *, samples: int | None = None
+        self,
+        state: dict[str, Any],
+        find: Callable[[str], Prompt],
+        *,
+        fits: Callable[[Group], bool] = lambda group: True,
     ) -> None:
         """Restore what `state` returned; `find` returns the prompt of an id.
 
@@ -194,21 +198,22 @@ class GenerateScheduler:
         restored before.
 
         Args:
-            samples: number of samples of a group in this session; groups of another size are
-                generated anew. None: all are kept.
+            fits: function that tells whether a group is such as this session makes; others are
+                generated anew.
         """
         again: list[str] = []
         for row in state["waiting"]:
             group = from_plain(row["group"], find)
-            if samples in (None, len(group.samples)):
+            if fits(group):
                 self.buffer.keep(group, row["version"])
             else:
                 again.append(group.prompt.id)
         if again:
             logger.warning(
-                "%d groups that waited in the checkpoint have another number of samples than %d, "
-                "and are generated anew",
-                *(len(again), samples),
+                "%d groups that waited in the checkpoint are generated anew: since settings have "
+                "changed, groups have other numbers of samples (data.samples_per_prompt) or of "
+                "greedy responses (algorithm.advantage)",
+                len(again),
             )
         for prompt_id in reversed([*state["running"], *again]):
             self.prompts.put_back(find(prompt_id))

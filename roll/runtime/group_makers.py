@@ -78,6 +78,13 @@ class GroupMakers:
 
         return run_and_drop if rules else run
 
+    def fits(self, group: Group) -> bool:
+        """Return whether a group is such as `training` makes, with the samples and the greedy
+        response that its estimator needs."""
+        greedy = self.config.needs_greedy(group.prompt.tag)
+        whole = len(group.samples) == self.config.data.samples_per_prompt
+        return whole and greedy == (group.baseline is not None)
+
     def validation(self) -> RunGroup:
         """Return the function that makes a group to validate on."""
         config, validation = self.config, self.config.validation

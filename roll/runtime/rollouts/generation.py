@@ -69,8 +69,8 @@ class Generation:
     colocation: Colocation
     find_prompt: Callable[[str], Prompt]
     """Function that returns the prompt with this id; CheckpointError if the data has none."""
-    samples_per_prompt: int
-    """Number of samples of a group."""
+    fits: Callable[[Group], bool]
+    """Function that tells whether a group that waited in a checkpoint is such as this run makes."""
     tag_samples: Mapping[str, float]
     """Tag -> expected number of samples of a step."""
 
@@ -161,7 +161,7 @@ class Generation:
         self.scheduler.restore(
             state["scheduler"],
             lambda name: seen.get(name) or self.find_prompt(name),
-            samples=self.samples_per_prompt,
+            fits=self.fits,
         )
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ def start_generation(
         validator=_validator(config, data.held_out, makers, keeper),
         colocation=models.colocation,
         find_prompt=dataset.find,
-        samples_per_prompt=config.data.samples_per_prompt,
+        fits=makers.fits,
         tag_samples=samples_by_tag(tag_shares(dataset), config.samples_per_step),
     )
     return generation, models.trainers

@@ -448,7 +448,7 @@ def test_what_waits_is_given_back_where_a_resumed_run_would_not_make_it(tmp_path
             iter([prompt(f"p{i}") for i in range(50, 99)]), single_turn(ScriptedEngine()).run,
             groups=2, max_staleness=max_staleness,
         )  # fmt: skip
-        again.restore(state, find=prompt, samples=samples)
+        again.restore(state, find=prompt, fits=lambda group: len(group.samples) == samples)
 
         async def step() -> list[Group]:
             result = await again.collect(1)

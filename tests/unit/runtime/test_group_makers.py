@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from roll.config import load_config
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import EnvironmentFailedError
 from roll.rewards.execution.counters import Purpose
-from roll.runtime.group_makers import EpisodeMakers, reward_timeout_s
+from roll.runtime.group_makers import EpisodeMakers, GroupMakers, reward_timeout_s
+from tests.fakes import group
+from tests.runs import write_task
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,20 @@ def test_a_tenth_of_the_episodes_may_fail_however_many_players_each_has(
         failed.count("lake", "it broke")
     with pytest.raises(EnvironmentFailedError, match=f"the {episodes} to come"):
         failed.count("lake", "it broke")
+
+
+@pytest.mark.parametrize(("kind", "greedy"), [("grpo", False), ("remax", True)])
+def test_a_group_that_waited_fits_with_as_many_samples_and_greedy_ones_as_this_run_makes(
+    kind: str, greedy: bool, tmp_path: Path
+) -> None:
+    none: Any = None
+    config: Any = load_config(write_task(tmp_path), [f"algorithm.advantage.kind={kind}"]).config
+    makers = GroupMakers(config, none, none, none, none)
+    made = group("a", [1.0] * config.data.samples_per_prompt)
+    compared = replace(made, baseline=made.samples[0])
+    assert (makers.fits(made), makers.fits(compared)) == (not greedy, greedy)
+    wanted = compared if greedy else made
+    assert not makers.fits(replace(wanted, samples=made.samples[1:]))
 
 
 JUDGED = {"judge": {"by": "own", "template": "judge.txt", "verdict": {"kind": "number"}}}
