@@ -275,8 +275,10 @@ class EnvHost:
         except TimeoutError as error:
             why = f" ({error})" if str(error) else ""
             raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None
-        except (BlockedLoopError, TooManyHungError) as error:
+        except BlockedLoopError as error:
             raise HostSpentError(f"{name} did not end within {limit_s:g} s ({error})") from None
+        except TooManyHungError as error:
+            raise HostSpentError(f"{name} cannot begin: {error}") from None
         except RollError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:

@@ -15,7 +15,7 @@ import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import EnvironmentFailedError
+from roll.core.errors import EnvironmentFailedError, HostSpentError
 from roll.core.types import WorkerSpec
 from roll.data.chat.turns import Turns
 from roll.distributed.cluster import Cluster, Placement
@@ -163,7 +163,8 @@ class Hung(EnvWorker):
 
     def __init__(self, spec: WorkerSpec, starts: list[int], let_go: threading.Event) -> None:
         super(EnvWorker, self).__init__(spec)
-        self._guard, self.starts, self.let_go = None, starts, let_go
+        self._guard = self.host = None
+        self.starts, self.let_go = starts, let_go
 
     async def start(self) -> None:
         self.starts.append(len(self.starts))
@@ -190,9 +191,11 @@ def test_a_worker_in_which_too_many_calls_hang_is_replaced() -> None:
     let_go = threading.Event()
 
     async def main(hosts: ClusterHosts) -> str:
-        for number in range(MAX_HUNG_THREADS + 1):
+        for number in range(MAX_HUNG_THREADS):
             with pytest.raises(EnvironmentFailedError, match=r"did not end within 0\.1 s"):
                 await hosts.open(f"e{number}", 1, prompt("a:1"))
+        with pytest.raises(HostSpentError, match="cannot begin: 32 calls have not returned"):
+            await hosts.open("late", 1, prompt("a:1"))
         return (await hosts.open("e", 1, prompt("a:1"))).text
 
     try:
