@@ -34,6 +34,7 @@ from yaml.reader import ReaderError
 from roll.config.errors import ConfigError, nearest
 from roll.config.loading.explain import describe
 from roll.config.loading.layers import Layer, Origins, apply_layer, give_pools_to_roles, lay_preset
+from roll.config.loading.nodes import NodeLoader, collect_lines
 from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
 from roll.config.pipelines import config_class
 from roll.config.run import RunConfig
@@ -47,8 +48,6 @@ NAMED = (
     ("validation", "sets"),
 )
 """Mappings whose keys are names that the user chooses."""
-MERGE = "tag:yaml.org,2002:merge"
-"""Tag of the key `<<` in YAML."""
 UNNAMED = object()
 """Value that stands for the preset of a layer that does not mention one; null is a valid
 mention."""
@@ -151,11 +150,16 @@ def _resolved(data: dict[str, Any], origins: Origins) -> dict[str, Any]:
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
+        key = _dotted(error)
         message = str(error).splitlines()[0]
         raise ConfigError(f"{origins.where(key)}: {key}: {message}") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
+
+
+def _dotted(error: OmegaConfBaseException) -> str:
+    """Return the key that an error is about, as `a.0.b`; OmegaConf writes `a[0].b`."""
+    return (error.full_key or "").replace("[", ".").replace("]", "")
 
 
 def _preset_named_by(content: Mapping[str, Any]) -> Any:
@@ -241,12 +245,23 @@ def read_layer(path: Path, *, named_by: Path | None) -> Layer:
     except FileNotFoundError:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
         raise ConfigError(f"{path}: no such file{near}{by}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}:{line}: the byte 0x{error.object[error.start]:02X} is no UTF-8{by}; save the "
+            "file as UTF-8"
+        ) from None
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read{by}: {error}") from None
     lines: dict[str, int] = {}
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _collect_lines(node, "", lines, path)
+        node = yaml.compose(text, Loader=NodeLoader)
+        if node is not None and not isinstance(node, yaml.MappingNode):
+            raise ConfigError(
+                f"{path}:{node.start_mark.line + 1}: must be a mapping of keys to values, is a "
+                f"{'list' if isinstance(node, yaml.SequenceNode) else 'single value'}"
+            )
+        collect_lines(node, "", lines, path)
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -259,46 +274,17 @@ def read_layer(path: Path, *, named_by: Path | None) -> Layer:
             "remove it, or write it as an escape in double quotes"
         ) from None
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+        key = _dotted(error)
+        at = f"{path}:{lines[key]}: {key}" if key in lines else str(path)
+        raise ConfigError(f"{at}: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: an alias (`*name`) stands inside of its own anchor") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be a mapping of keys to values, is {content!r:.60}")
+        raise ConfigError(
+            f"{path}: an alias (`*name`) stands inside of its own anchor, or values stand hundreds "
+            "of levels deep in one another"
+        ) from None
+    assert isinstance(content, dict)
     places = {key: f"{path}:{line}" for key, line in lines.items()}
     return Layer({str(key): value for key, value in content.items()}, places)
-
-
-def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], path: Path) -> None:
-    """Write the line of each key below `node` into `lines`. A key that comes from a merge
-    (`<<: *anchor`) has the line at which the merged mapping sets it.
-
-    Args:
-        node: YAML node; None for an empty file.
-        prefix: key of the node with a dot, for the names of the keys below it.
-        lines: key -> line, to be filled.
-        path: file, for the error message.
-
-    Raises:
-        ConfigError: a key is set twice.
-    """
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            line = key.start_mark.line + 1
-            if name in lines:
-                raise ConfigError(f"{path}:{line}: {name}: set twice, first in line {lines[name]}")
-            lines[name] = line
-            _collect_lines(value, f"{name}.", lines, path)
-        for key, value in node.value:
-            if key.tag == MERGE:
-                for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    merged: dict[str, int] = {}
-                    _collect_lines(mapping, prefix, merged, path)
-                    lines |= merged | lines  # a key of the mapping itself wins
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[f"{prefix}{index}"] = item.start_mark.line + 1
-            _collect_lines(item, f"{prefix}{index}.", lines, path)
 
 
 def _drop_nulls(data: dict[str, Any]) -> None:

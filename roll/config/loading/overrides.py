@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from roll.config.errors import ConfigError
 from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, kind_of, merge_at
+from roll.config.loading.nodes import NodeLoader, unreadable_below
 
 COMMAND_LINE = "command line"
 
@@ -70,11 +71,20 @@ def parse_override(text: str) -> Change:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r} must read key.sub=value")
+    shown = text if len(text) <= 100 else f"{text[:97]}..."
     try:
+        wrong = next(unreadable_below(yaml.compose(raw, Loader=NodeLoader)), "")
+        if wrong:
+            raise ConfigError(f"override {shown!r}: {wrong}")
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={raw}"]), resolve=False)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
-        message = str(error).splitlines()[0]
-        raise ConfigError(f"override {text!r}: the value is not valid YAML: {message}") from None
+        message = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"override {shown!r}: the value is not valid YAML: {message}; put a text with such "
+            f"characters in quotes: {key}='\"...\"'"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"override {shown!r}: an alias stands inside of its own anchor") from None
     assert isinstance(value, dict)
     return Change(tuple(keys), value["x"], text)
 

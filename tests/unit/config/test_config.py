@@ -389,6 +389,40 @@ def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Pa
     assert "set twice" in error(tmp_path / "twice.yaml")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("resume: !!binary aGk=", "resume: `!!binary` is no kind of value that a run file"),
+        ("resume: !!set {a, b}", "resume: `!!set` is no kind of value"),
+        ("resume: !mine a", "resume: `!mine` is no kind of value"),
+        ("seed: !!int abc", "seed: 'abc' cannot be read as `int`"),
+        ("cluster: {nodes: !!bool abc}", "cluster.nodes: 'abc' cannot be read as `bool`"),
+        ("stop_at: !!timestamp abc", "stop_at: `!!timestamp` is no kind of value"),
+        (f"seed: {'9' * 5000}", f"seed: '{'9' * 56}... cannot be read as `int`"),
+        ("rewards: {on: {fn: exact}}", "rewards.on: YAML reads the key `on` as true or false"),
+        ("null: 1", "null: YAML reads the key `null` as null; put it in quotes"),
+        ("resume: '${seed'", "resume: no viable alternative"),
+    ],
+)
+def test_a_value_that_yaml_reads_as_no_json_is_named_with_its_line(
+    tmp_path: Path, run_file: Path, line: str, told: str
+) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_text(f"defaults: [run.yaml]\n{line}\n")
+    assert f"over.yaml:2: {told}" in error(over)
+
+
+def test_a_file_that_is_no_text_or_no_mapping_is_told_with_its_line(tmp_path: Path) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_bytes("seed: 1\nresume: für\n".encode("latin-1"))
+    assert "over.yaml:2: the byte 0xFC is no UTF-8; save the file as UTF-8" in error(over)
+    for text, told in (("a text\n", "single value"), ("# first\n- a\n", "list")):
+        over.write_text(text)
+        assert f": must be a mapping of keys to values, is a {told}" in error(over)
+    over.write_text(f"judges: {'{a: ' * 2000}1{'}' * 2000}\n")
+    assert "hundreds of levels deep" in error(over)
+
+
 def test_keys_that_come_from_a_merge_have_a_line(tmp_path: Path, run_file: Path) -> None:
     over = tmp_path / "over.yaml"
     text = "defaults: [run.yaml]\nalgorithm:\n  <<: &base\n    preset: {}\n  {}\n"

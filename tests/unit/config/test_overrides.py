@@ -109,3 +109,26 @@ def test_two_kinds_of_reward_on_the_command_line_are_refused_and_blamed_on_it(
     for order in permutations(["rewards.sort.worker=a:b", "rewards.sort.model.path=x"]):
         with pytest.raises(ConfigError, match=r"command line: rewards\.sort.*exactly one"):
             loaded(run_file, "rewards.sort.tags=[sort]", *order)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("output_dir=[", "expected the node content"),
+        ("output_dir=@x", "output_dir='\"...\"'"),
+        ("seed=!!int x", "'x' cannot be read as `int`"),
+        ("model={path: !!binary aGk=}", "`!!binary` is no kind of value"),
+        (f"seed={'9' * 5000}", "... cannot be read as `int`"),
+        ("rewards={on: {fn: exact}}", "YAML reads the key `on` as true or false"),
+        ("model=&m {a: *m}", "an alias stands inside of its own anchor"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_told_with_its_override(
+    tmp_path: Path, override: str, told: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    found = outcome(path, (override,))
+    assert found.startswith(f"refused: override {override[:40]!r}"[:-1])
+    assert told in found
+    assert len(found) < 400
