@@ -17,6 +17,7 @@ from roll.commands.checks.import_paths import Call, check_import_path
 from roll.commands.checks.output_folder import check_output_folder, check_resume
 from roll.commands.memory.plan import check_fit, devices_of
 from roll.commands.memory.sizes import stored_elements
+from roll.commands.memory.weight_files import check_weights
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError, UserError
 from roll.config.frozen import frozen_names
@@ -70,6 +71,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
+        *((partial(check_weights, key, model.path), True) for key, model in config.models.items()),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
         *((check, False) for check in _check_shared_rows(config)),
         (partial(_check_long_rows, config), False),

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from roll.commands.memory.weight_files import INDEX, SINGLE, read_header
 from roll.config.errors import ConfigError
 from roll.config.frozen import frozen_names
 from roll.config.sections.model import LoraConfig, ModelConfig
@@ -223,7 +224,7 @@ class _Stored:
 
 def _stored(folder: Path) -> dict[str, _Stored] | None:
     """Return the tensors in a folder's safetensors files, by name; None if one cannot be read."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / SINGLE, folder / INDEX
     try:
         if single.is_file():
             files = [single]
@@ -231,16 +232,12 @@ def _stored(folder: Path) -> dict[str, _Stored] | None:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             files = [folder / name for name in sorted(set(names))]
         return {name: tensor for file in files for name, tensor in _tensors(file).items()}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # preflight tells it
         return None
 
 
 def _tensors(file: Path) -> dict[str, _Stored]:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
     return {
         name: _Stored(prod(known["shape"]), known["data_offsets"][1] - known["data_offsets"][0])
-        for name, known in header.items()
-        if name != "__metadata__"
+        for name, known in read_header(file).items()
     }

@@ -53,6 +53,7 @@ def folder() -> Iterator[Path]:
         (folder / "my_rewards.py").write_text("def fine(sample):\n    return 1.0\n")
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
+        (folder / "model" / "pytorch_model.bin").touch()
         (folder / "nothing").mkdir()
         yield folder
 

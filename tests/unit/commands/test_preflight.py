@@ -38,6 +38,7 @@ from roll.sandbox import LEVELS, NoLevelError, Sandbox
 from roll.strategy.available import REQUIREMENTS, Requirement
 from roll.strategy.vllm.cpu_limits import UNSERVED
 from tests.runs import write_task
+from tests.tiny import save_tiny_model
 
 PLAIN = """\
 import math as maths
@@ -333,12 +334,19 @@ def test_the_quick_check_compares_arguments_of_trackers_and_of_reward_classes(
     assert "no parameter 'sise'; did you mean 'size'?" in reward
 
 
+def may_hold_weights(folder: Path) -> Path:
+    """Make a folder for the config of a model; what its file of weights holds, only loading can
+    tell."""
+    folder.mkdir()
+    (folder / "pytorch_model.bin").touch()
+    return folder
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_linear_attention_without_a_gpu_needs_bfloat16_and_states_that_are_not_shared(
     tmp_path: Path, nested: bool
 ) -> None:
-    task, model = write_task(tmp_path / "task"), tmp_path / "model"
-    model.mkdir()
+    task, model = write_task(tmp_path / "task"), may_hold_weights(tmp_path / "model")
     layers = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
     (model / "config.json").write_text(json.dumps({"text_config": layers} if nested else layers))
 
@@ -358,8 +366,7 @@ def test_linear_attention_without_a_gpu_needs_bfloat16_and_states_that_are_not_s
 
 
 def test_rows_that_engine_and_trainer_would_rotate_differently_are_refused(tmp_path: Path) -> None:
-    task, model = write_task(tmp_path / "task"), tmp_path / "model"
-    model.mkdir()
+    task, model = write_task(tmp_path / "task"), may_hold_weights(tmp_path / "model")
     rope = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}
     (model / "config.json").write_text(json.dumps(rope))
 
@@ -382,8 +389,7 @@ def test_rows_that_engine_and_trainer_would_rotate_differently_are_refused(tmp_p
 def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(
     tmp_path: Path, model_type: str
 ) -> None:
-    task, model = write_task(tmp_path / "task"), tmp_path / "model"
-    model.mkdir()
+    task, model = write_task(tmp_path / "task"), may_hold_weights(tmp_path / "model")
     (model / "config.json").write_text(json.dumps({"model_type": model_type}))
     for kind, expected in (("vllm", 1), ("hf", 0)):
         given = [f"model.path={model}", f"actor_infer.strategy.kind={kind}"]
@@ -406,8 +412,7 @@ def test_a_model_type_that_vllm_does_not_serve_without_a_gpu_is_refused(
 def test_heads_of_sizes_that_vllm_does_not_compute_without_a_gpu_are_refused(
     tmp_path: Path, model: dict[str, object], problem: str | None
 ) -> None:
-    task, folder = write_task(tmp_path / "task"), tmp_path / "model"
-    folder.mkdir()
+    task, folder = write_task(tmp_path / "task"), may_hold_weights(tmp_path / "model")
     (folder / "config.json").write_text(json.dumps(model))
     given = [f"model.path={folder}", "actor_infer.strategy.kind=vllm"]
     found = [str(problem.error) for problem in inspect(load_config(task, given), {})]
@@ -442,3 +447,39 @@ def test_an_output_folder_that_cannot_be_made_is_refused_as_in_a_run(
     assert not found.only_here
     assert inspect(load_config(task, [f"output_dir={tmp_path}/new/folder"])) == []
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_weights_of_a_download_that_broke_off_are_told_before_the_start(tmp_path: Path) -> None:
+    task, folder = write_task(tmp_path), save_tiny_model(tmp_path / "half")
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole = weights.read_bytes()
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+
+    def told() -> str:
+        [found] = inspect(load_config(task, [f"model.path={folder}"]))
+        assert found.only_here
+        return str(found.error)
+
+    assert inspect(load_config(task, [f"model.path={folder}"])) == []
+    for content, expected in (
+        (whole[: len(whole) // 2], f"has only {len(whole) // 2:,} of its {len(whole):,} bytes"),
+        (whole[:100], "is no safetensors file, or damaged"),
+        (b"", "is no safetensors file, or damaged"),
+        (b"\xff" * 5000, "is no safetensors file, or damaged"),
+        ((5).to_bytes(8, "little") + b"[[1]]", "is no safetensors file, or damaged"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, no weights"),
+    ):
+        weights.write_bytes(content)
+        assert f"model: {weights} {expected}" in told()
+    weights.unlink()
+    assert "half has no weights: no model.safetensors and no" in told()
+    for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'):
+        index.write_text(text)
+        assert f"model: {index}: expected " in told()
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}))
+    (folder / shards[0]).write_bytes(whole)
+    assert f"lacks 1 of the 2 files that {index.name} names, e.g. {shards[1]}; fetch" in told()
+    (folder / shards[1]).write_bytes(whole[:-1])
+    assert f"{shards[1]} has only" in told()
+    (folder / shards[1]).write_bytes(whole)
+    assert inspect(load_config(task, [f"model.path={folder}"])) == []
