@@ -14,6 +14,8 @@ WORKERS ?= 4
 # Tests start hundreds of processes, and each would compile every module anew if none could keep it.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# uv gives up a file after 60 s of compiling, which a busy machine needs, and installs nothing more.
+export UV_COMPILE_BYTECODE_TIMEOUT := 0
 # Where a folder of wheels is configured for pip, uv must be told; elsewhere it takes PyTorch's build
 # from PyTorch's own index.
 ifdef PIP_FIND_LINKS
