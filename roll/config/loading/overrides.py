@@ -73,9 +73,14 @@ def parse_override(text: str) -> Change:
         raise ConfigError(f"override {text!r} must read key.sub=value")
     shown = text if len(text) <= 100 else f"{text[:97]}..."
     try:
-        wrong = next(unreadable_below(yaml.compose(raw, Loader=NodeLoader)), "")
-        if wrong:
-            raise ConfigError(f"override {shown!r}: {wrong}")
+        node = yaml.compose(raw, Loader=NodeLoader)
+        if why := next(unreadable_below(node), ""):
+            raise ConfigError(f"override {shown!r}: {why}")
+        if (rest := raw[node.end_mark.index if node else 0 :].strip()).startswith("#"):
+            raise ConfigError(
+                f"override {shown!r}: {rest!r} would be a comment of YAML and left out; put the "
+                f"value in quotes: {key}='\"...\"'"
+            )
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={raw}"]), resolve=False)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         message = getattr(error, "problem", None) or str(error).splitlines()[0]

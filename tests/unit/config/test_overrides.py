@@ -115,6 +115,9 @@ def test_two_kinds_of_reward_on_the_command_line_are_refused_and_blamed_on_it(
     ("override", "told"),
     [
         ("output_dir=[", "expected the node content"),
+        ("output_dir=my #1 run", "'#1 run' would be a comment of YAML and left out; put"),
+        ("output_dir=#1", "'#1' would be a comment"),
+        ("pools={all: 0} # one", "'# one' would be a comment"),
         ("output_dir=@x", "output_dir='\"...\"'"),
         ("seed=!!int x", "'x' cannot be read as `int`"),
         ("model={path: !!binary aGk=}", "`!!binary` is no kind of value"),
@@ -132,3 +135,11 @@ def test_a_value_that_cannot_be_read_is_told_with_its_override(
     assert found.startswith(f"refused: override {override[:40]!r}"[:-1])
     assert told in found
     assert len(found) < 400
+
+
+@pytest.mark.parametrize("name", ["'my #1 run'", '"my #1 run"', "my#1run"])
+def test_a_mark_of_comments_within_a_text_is_part_of_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    told = outcome(path, (f"output_dir={name}",))
+    assert "comment" not in told
