@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roll.commands.checks.homes import check_homes
 from roll.commands.checks.import_paths import Call, check_import_path
 from roll.commands.checks.output_folder import check_output_folder, check_resume
 from roll.commands.memory.plan import check_fit, devices_of
@@ -66,6 +67,10 @@ class Finding:
 def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Return all problems with the files, models, engines, devices and import paths of a config."""
     config = loaded.config
+    try:
+        check_homes(config)
+    except UserError as error:
+        return [Finding(error, only_here=False)]
     backends: set[str] = {role.strategy.kind for role in config.roles.values()}
     checks: list[tuple[Callable[[], object], bool]] = [
         *((partial(check_source, source), False) for source in config.sources),
@@ -87,10 +92,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_memory, config, environ), config.cluster.memory_gb is None),
         (partial(check_trackers, config.track), True),
         (partial(_check_replay, config), False),
-        (partial(check_writable, Path(config.output_dir).expanduser().absolute()), False),
-        (partial(check_output_folder, loaded), False),
-        (partial(check_resume, config), False),
-        (partial(check_optimizer, config), False),
+        (partial(_check_output, loaded), False),
         (partial(check_urls, config), True),
     ]
     found = []
@@ -103,6 +105,16 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
             found.append(Finding(error, only_here=only_here))
     unique = {str(finding.error): finding for finding in found}
     return list(unique.values())
+
+
+def _check_output(loaded: LoadedConfig) -> None:
+    """Raise UserError if the run cannot write `output_dir`, would spoil what is in it, or cannot go
+    on from what is in it. A folder that cannot be made is not looked into."""
+    config = loaded.config
+    check_writable(Path(config.output_dir).expanduser().absolute())
+    check_output_folder(loaded)
+    check_resume(config)
+    check_optimizer(config)
 
 
 def user_folder(loaded: LoadedConfig) -> Path:

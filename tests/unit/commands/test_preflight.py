@@ -435,7 +435,7 @@ def test_a_slip_in_the_path_of_a_model_is_refused_as_in_a_run(tmp_path: Path) ->
         assert inspect(load_config(task, ["model.path=some-org/no-such-model"])) == []
 
 
-@pytest.mark.parametrize("folder", ["/proc/nix", "{}/file", "{}/file/deeper"])
+@pytest.mark.parametrize("folder", ["/proc/nix", "{}/file", "{}/file/deeper", "{}/" + "n" * 300])
 def test_an_output_folder_that_cannot_be_made_is_refused_as_in_a_run(
     tmp_path: Path, folder: str
 ) -> None:
@@ -447,6 +447,13 @@ def test_an_output_folder_that_cannot_be_made_is_refused_as_in_a_run(
     assert not found.only_here
     assert inspect(load_config(task, [f"output_dir={tmp_path}/new/folder"])) == []
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_home_of_nobody_is_told_with_its_key(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    for key in ("output_dir", "model.path"):
+        [found] = inspect(load_config(task, [f"{key}=~no-such-user/folder"]))
+        assert f"{key}: ~no-such-user/folder: `~no-such-user` is nobody's" in str(found.error)
 
 
 def test_weights_of_a_download_that_broke_off_are_told_before_the_start(tmp_path: Path) -> None:
