@@ -34,7 +34,7 @@ class RunConfig(Config, ABC):
     `my_module:MyPipeline`."""
     output_dir: str = Field(min_length=1)
     """Folder of everything that the run writes."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of everything that is drawn: the order of rows, samples, tasks, new weights."""
     max_steps: int = Field(ge=1)
     """Number of steps after which the run ends."""

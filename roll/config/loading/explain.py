@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -140,8 +141,26 @@ def _describe_one(
             # The error is about a mapping. Its message begins with the key in the mapping that is
             # wrong, if there is such a key.
             where = origins.where(f"{key}.{message.split(':', 1)[0]}")
-        message = message[:1].lower() + message[1:]
+        message = _in_words(item) or message[:1].lower() + message[1:]
         yield f"{where}: {key} = {_short(item['input'])}: {message}"
+
+
+def _in_words(item: Mapping[str, Any]) -> str:
+    """Return what is wrong in the words of YAML; empty where those of pydantic, which are of JSON,
+    are good enough."""
+    kind, value = item["type"], item["input"]
+    if kind in ("tuple_type", "list_type"):
+        return "must be a list, such as [a, b]"
+    if kind == "dict_type":
+        return "must be a mapping of keys to values"
+    if kind.startswith("datetime"):
+        return "must be a date with a time, such as 2030-01-31 18:00"
+    if kind in ("int_type", "float_type") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return f"{FORMS[kind]} without quotes is wanted"
+    return ""
+
+
+_NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
 
 
 def _absent(owner: type[BaseModel]) -> Mapping[str, str]:

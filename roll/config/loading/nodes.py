@@ -77,6 +77,8 @@ def unreadable(node: yaml.Node) -> str:
             f"`{tag}` is no kind of value that a run file may hold; write a text, a number, true, "
             "false, null, a list or a mapping"
         )
+    if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+        return f"{node.value!r:.60} holds the character U+0000, which no path can have; remove it"
     try:
         if isinstance(node, yaml.ScalarNode):
             SafeConstructor().construct_object(node)

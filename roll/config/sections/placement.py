@@ -9,12 +9,16 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from roll.config.base import Config
 
+LAST_DEVICE = 99_999
+"""Largest number of a device; a larger one is a slip, and its list would fill the memory."""
+
 
 def parse_devices(text: str) -> tuple[int, ...]:
     """Parse a device list: `"0-3,6"` -> (0, 1, 2, 3, 6).
 
     Raises:
-        ValueError: the text has another form, a range runs backwards, or a device is named twice.
+        ValueError: the text has another form, a range runs backwards, a device is named twice, or
+            its number is too large.
     """
     devices: list[int] = []
     for part in text.split(","):
@@ -27,6 +31,8 @@ def parse_devices(text: str) -> tuple[int, ...]:
         last = int(match[2]) if match[2] else first
         if last < first:
             raise ValueError(f"device range {part.strip()!r} runs backwards")
+        if last > LAST_DEVICE:
+            raise ValueError(f"device {last} is too large a number; the last is {LAST_DEVICE}")
         devices += range(first, last + 1)
     if len(set(devices)) != len(devices):
         raise ValueError(f"{text!r} names a device twice")
