@@ -299,6 +299,10 @@ def make_writable(output_dir: Path) -> None:
             pass
 
 
+FIRST_BYTES = 1 << 16
+"""Bytes for which the disk of a run must have room when it starts: its config and its lock."""
+
+
 def check_writable(output_dir: Path) -> None:
     """Check that a run could create the folder and write into it; nothing stays behind.
 
@@ -308,8 +312,9 @@ def check_writable(output_dir: Path) -> None:
     with _told(output_dir):
         # Tried, since rights do not tell all: root may write everywhere, but not into /proc.
         place = next(path for path in (output_dir, *output_dir.parents) if path.exists())
-        with tempfile.TemporaryDirectory(prefix=".roll-", dir=place):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".roll-", dir=place) as tried:
+            # A full disk often has room for a folder.
+            (Path(tried) / "file").write_bytes(bytes(FIRST_BYTES))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from roll.output_dir.resume import (
 )
 from roll.output_dir.summary import read_summary
 from roll.output_dir.whole_file import replace_file
-from tests.runs import write_task
+from tests.runs import ROOT, write_task
 from tests.unit.runtime.written_checkpoints import writing
 
 
@@ -266,3 +268,28 @@ def test_a_finished_folder_is_refused_by_the_settings_that_are_other_ones(tmp_pa
     for line in ("actor_train.optimizer.lr: 0.001 -> 0.5", "seed: 0 -> 3", "max_steps: 7 -> 5"):
         assert f"\n  {line}" in said
     assert "another output_dir" in said
+
+
+FULL_DISK = """
+import pathlib, resource, sys
+from roll.core.errors import ConfigError
+from roll.output_dir.resume import check_writable
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    check_writable(pathlib.Path(sys.argv[1]))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_disk_with_room_for_a_folder_alone_is_told_before_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    told = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+    assert told.startswith(f"output_dir: {folder} cannot be written (")
+    assert list(tmp_path.iterdir()) == []
