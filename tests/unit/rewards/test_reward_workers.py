@@ -118,12 +118,12 @@ def test_a_reward_model_whose_device_hangs_is_named_and_its_time_off_does_not_co
 def test_a_reward_model_that_gets_on_has_more_time_than_one_pass(model: Path) -> None:
     async def run() -> None:
         worker = _worker(model, max_tokens_per_microbatch=3)
-        worker.pass_s = 1.5
+        worker.pass_s = 5
         await worker.start()
         await worker.begin_step(6)
         assert worker._scorer is not None
-        slow = worker._scorer._model._parts[0]
-        slow.register_forward_pre_hook(lambda *_: time.sleep(0.4))
+        parts: Any = worker._scorer._model._parts
+        parts[0].register_forward_pre_hook(lambda *_: time.sleep(1))
         samples = [sample_of("a b", answer="") for _ in range(6)]
         assert len(await worker.score_samples(samples)) == 6
         assert worker._scorer.passes == 6
