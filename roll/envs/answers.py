@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,26 @@ def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
     if not isinstance(answer[-1], Mapping):
         raise TypeError(f"`info` must be a dict, found {type(answer[-1]).__name__}")
     return tuple(answer)
+
+
+def reward_of(reward: Any) -> float:
+    """Return the reward of a turn; ValueError if it is no finite number."""
+    try:
+        value = float(reward)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"the reward must be a finite number, found {short(reward)}")
+    return value
+
+
+def short(value: Any) -> str:
+    """Return the beginning of a value's `repr`, or its type if it has none: Python does not write
+    an int of more than 4300 digits."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001  # `__repr__` may be the user's
+        return f"{type(value).__name__} that cannot be shown"
 
 
 def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -25,6 +26,11 @@ Search = Callable[[str, str, int], Awaitable[list[str]]]
 """Function that returns passages of one of the `corpora` of a run, the nearest to a query first.
 Its arguments are the name of the corpus, the query, and the number of passages.
 EnvironmentFailedError if it gets no answer."""
+
+
+MAX_OBSERVATION_CHARS = 4 * 2**20
+"""Largest number of characters of an observation. While its tokens are made, no time limit fires in
+the worker. Processes and servers of environments give answers of as many bytes at most."""
 
 
 class Action(str):
@@ -121,22 +127,49 @@ def messages_of(observation: Any) -> tuple[Message, ...]:
 
     Raises:
         TypeError: the observation is neither text nor messages.
+        ValueError: it is longer than `MAX_OBSERVATION_CHARS`.
     """
     if isinstance(observation, str):
-        return (_message(Message(role="user", content=observation)),)
+        observation = Message(role="user", content=observation)
     if isinstance(observation, Message | Mapping):
-        return (_message(observation),)
-    if isinstance(observation, Sequence) and observation:
-        return tuple(_message(each) for each in observation)
-    raise TypeError(
-        f"an observation must be a text or messages, found {type(observation).__name__} "
-        f"{repr(observation)[:60]}"
-    )
+        observation = (observation,)
+    several = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
+    if not several or not observation:
+        raise TypeError(
+            f"an observation must be a text or messages, found {type(observation).__name__} "
+            f"{repr(observation)[:60]}"
+        )
+    messages = tuple(_message(each) for each in observation)
+    if (size := sum(len(message.content) for message in messages)) > MAX_OBSERVATION_CHARS:
+        raise ValueError(
+            f"an observation must have at most {MAX_OBSERVATION_CHARS:,} characters, found "
+            f"{size:,}; shorten it"
+        )
+    return messages
+
+
+def require_methods(env: Any) -> None:
+    """Raise TypeError if what a function has made is no environment."""
+    for method in ("reset", "step", "close"):
+        if not callable(getattr(env, method, None)):
+            raise TypeError(
+                f"{type(env).__name__} {repr(env)[:60]} has no method `{method}`; see "
+                "roll/envs/api.py"
+            )
+
+
+def without_package(value: Any) -> Any:
+    """Return a number or bool of numpy or torch as Python's; any other value as it is."""
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "item"):
+        with suppress(ValueError, RuntimeError):  # it has several numbers
+            return value.item()
+    return value
 
 
 def finite(value: Any) -> float | None:
-    """Return a number or bool as a float; None for anything else, for what is not finite, and for
-    an int that is beyond the largest float."""
+    """Return a number or bool as a float, also one of numpy or torch; None for anything else, for
+    what is not finite, and for an int that is beyond the largest float."""
+    value = without_package(value)
     if not isinstance(value, bool | int | float):
         return None
     try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError, HostSpentError, RollError
@@ -19,53 +17,35 @@ from roll.core.threads.bounded import BlockedLoopError, gives_up, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.threads.pauses import Pauses
+from roll.core.threads.user_errors import described
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
-from roll.envs.answers import NEW_CONTEXT, numbers_of, state_of, unpacked
-from roll.envs.api import Action, Env, Hearing, Search, ToldEnv, messages_of
+from roll.envs.answers import NEW_CONTEXT, numbers_of, reward_of, state_of, unpacked
+from roll.envs.api import (
+    Action,
+    Env,
+    Hearing,
+    Search,
+    ToldEnv,
+    messages_of,
+    require_methods,
+)
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.observed import Observed
+from roll.envs.running_episode import Player, RunningEpisode
 from roll.envs.searching import paused_search
 from roll.envs.seats import Seats
 from roll.rewards.thinking import opened_thought
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_HUNG_THREADS = 32
 """Number of calls that may hang in a thread of one host; once this many hang, every call fails."""
 CLOSE_TIMEOUT_S = 10.0
 """Time limit for closing an environment, in seconds."""
-
-
-@dataclass(eq=False)
-class _Player:
-    """Conversation of a player."""
-
-    tools: Any
-    """Tools that it began with."""
-    said: list[Message]
-    """All messages of the present context; with `history: keep` only those that began it."""
-    context: Context | None
-    """Context that the chat template may rewrite; None with `history: keep`."""
-
-
-@dataclass(eq=False)
-class _Episode:
-    """Environment that runs, and who plays there."""
-
-    env: Env
-    seats: Seats
-    searches: Pauses
-    """Searches in corpora of the run, whose time is not that of the environment."""
-    prompt_end: str = ""
-    """End of the text before the next turn."""
-    players: dict[int, _Player] = field(default_factory=dict)
-
-    @property
-    def player(self) -> _Player:
-        """Conversation of the player whose turn it is."""
-        return self.players[self.seats.current]
 
 
 @dataclass(eq=False)
@@ -80,7 +60,7 @@ class EnvHost:
     turns: Turns
     search: Search | None = None
     """Function that searches the `corpora` of the run, for environments that listen."""
-    _running: dict[str, _Episode] = field(default_factory=dict, init=False)
+    _running: dict[str, RunningEpisode] = field(default_factory=dict, init=False)
     _opening: dict[str, bool] = field(default_factory=dict, init=False)
     """Whether each episode that begins just now is still wanted."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -113,19 +93,17 @@ class EnvHost:
         """Do what `open` does, for as long as the episode is wanted."""
         limit_s = self.config.reset_timeout_s
 
-        async def begin() -> tuple[_Episode, Any]:
+        async def begin() -> tuple[RunningEpisode, Any]:
             """Make the environment and tell it the tokenizer if it wants it; return the episode,
             and the answer of `reset`."""
             env = await self._call(
                 "making the environment", self.make, limit_s, late=self._close_soon()
             )
+            self._read("making the environment", env, require_methods)
             searches = Pauses()
-            made = self._running[episode] = _Episode(env, Seats(self.config.seats), searches)
+            made = self._running[episode] = RunningEpisode(env, Seats(self.config.seats), searches)
             self._require_wanted(episode)
-            if isinstance(env, ToldEnv):
-                shown = self.config.special_tokens == "show"
-                search = paused_search(self.search, searches)
-                env.listen(Hearing(self.turns.tokenizer, shown, search))
+            self._tell(env, searches)
             return made, await self._call(
                 "reset",
                 lambda: env.reset(seed=seed, options=dict(options)),
@@ -140,6 +118,26 @@ class EnvHost:
         first = self._read("reset", answer, lambda found: self._opened(found, running))
         running.prompt_end = first.prompt_end
         return first
+
+    def _tell(self, env: Env, searches: Pauses) -> None:
+        """Tell an environment how it hears the policy, if it wants to know.
+
+        Raises:
+            ConfigError: it cannot work in this way.
+            EnvironmentFailedError: it raised another error.
+        """
+        shown = self.config.special_tokens == "show"
+        hearing = Hearing(self.turns.tokenizer, shown, paused_search(self.search, searches))
+        try:
+            if isinstance(env, ToldEnv):
+                env.listen(hearing)
+        except RollError:
+            raise
+        except Exception as error:  # it is code of the user
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: listen raised {described(error)}; a method of this "
+                "name gets a `Hearing` (roll/envs/api.py): rename one that means another thing"
+            ) from error
 
     def _require_wanted(self, episode: str) -> None:
         """Raise EnvironmentFailedError if `close` was called for an episode that begins."""
@@ -270,7 +268,7 @@ class EnvHost:
             if inspect.iscoroutinefunction(call if of is None else of):
                 if self._loop is None:
                     self._loop = LoopThread(f"env-{self.name}", cancel_timeout_s=0.2)
-                return await run_bounded(self._loop, partial(_awaited, call, name), limit_s, pauses)
+                return await run_bounded(self._loop, call, limit_s, pauses)
             return await self._threads.run(call, limit_s, late=late, pauses=pauses)
         except TimeoutError as error:
             why = f" ({error})" if str(error) else ""
@@ -281,14 +279,12 @@ class EnvHost:
             raise HostSpentError(f"{name} cannot begin: {error}") from None
         except RollError:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and gives_up():
                 raise  # by the caller; any other would pass for the end of the run
-            raise EnvironmentFailedError(
-                f"{name} raised {type(error).__name__}: {error}"
-            ) from error
+            raise EnvironmentFailedError(f"{name} raised {described(error)}") from error
 
-    def _read(self, what: str, answer: Any, read: Callable[[Any], Observed]) -> Observed:
+    def _read(self, what: str, answer: Any, read: Callable[[Any], T]) -> T:
         """Return what an environment answered, checked by `read`.
 
         EnvironmentFailedError if it has a wrong form; `what` names the method in the message.
@@ -296,12 +292,12 @@ class EnvHost:
         try:
             return read(answer)
         except Exception as error:  # noqa: BLE001  # methods of the environment's objects run here
-            told = error if isinstance(error, TypeError | ValueError) else repr(error)
+            told = error if isinstance(error, TypeError | ValueError) else described(error)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the result of {what} is wrong: {told}"
             ) from None
 
-    def _opened(self, answer: Any, running: _Episode) -> Observed:
+    def _opened(self, answer: Any, running: RunningEpisode) -> Observed:
         """Return the first observation of an episode, and set in its `seats` who begins; TypeError
         or ValueError if it has a wrong form."""
         said, info = unpacked(answer, "(observation, info)", 2)
@@ -318,16 +314,16 @@ class EnvHost:
         )
 
     def _begun(
-        self, running: _Episode, messages: Sequence[Message], tools: Any
+        self, running: RunningEpisode, messages: Sequence[Message], tools: Any
     ) -> tuple[array[int], str]:
         """Begin a context of the current player; return its tokens and their text."""
         tokens, text = self.turns.opening(messages, tools)
         context = Context(self.turns, tokens) if self.config.history == "fork" else None
-        running.players[running.seats.current] = _Player(tools, list(messages), context)
+        running.players[running.seats.current] = Player(tools, list(messages), context)
         return tokens, text
 
     def _replied(
-        self, running: _Episode, messages: Sequence[Message]
+        self, running: RunningEpisode, messages: Sequence[Message]
     ) -> tuple[array[int], int | None]:
         """Return the tokens with which the conversation of the current player goes on; and if they
         begin a new row, the one before it."""
@@ -351,14 +347,13 @@ class EnvHost:
         asked = f"{messages[-1].content}\n\n{self.config.last_word}"
         return (*messages[:-1], replace(messages[-1], content=asked))
 
-    def _stepped(self, answer: Any, running: _Episode) -> Observed:
+    def _stepped(self, answer: Any, running: RunningEpisode) -> Observed:
         """Return what an environment answered to a turn of the current player; TypeError or
         ValueError if it has a wrong form."""
         form = "(observation, reward, terminated, truncated, info)"
         said, reward, terminated, truncated, info = unpacked(answer, form, 5)
-        over, value, seats = bool(terminated) or bool(truncated), float(reward), running.seats
-        if not math.isfinite(value):
-            raise ValueError(f"the reward must be finite, found {value}")
+        over, value = bool(terminated) or bool(truncated), reward_of(reward)
+        seats = running.seats
         messages = () if over and not said else self._said(said, seats)
         text = "\n".join(message.content for message in messages)
         rewards, begins = seats.rewards(info), False if over else seats.begins(info)
@@ -390,11 +385,3 @@ class EnvHost:
             seat=seats.current,
             rewards=rewards,
         )
-
-
-async def _awaited(call: Callable[[], Awaitable[Any]], name: str) -> Any:
-    """Await a call; turn SystemExit, which would end the event loop, into a failure."""
-    try:
-        return await call()
-    except SystemExit as error:
-        raise EnvironmentFailedError(f"{name} raised SystemExit: {error}") from None

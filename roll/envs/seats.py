@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll.envs.api import without_package
+
 
 @dataclass
 class Seats:
@@ -32,7 +34,7 @@ class Seats:
         Raises:
             ValueError: `info["seat"]` is no player of this episode.
         """
-        seat = info.get("seat", 0)
+        seat = without_package(info.get("seat", 0))
         if self.count == 1 and not isinstance(seat, int):
             seat = 0  # of environments of others, where it means something else
         if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < self.count:

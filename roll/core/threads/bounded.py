@@ -13,6 +13,7 @@ from typing import Any
 
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.threads.pauses import Pauses, wait_within
+from roll.core.threads.user_errors import passable
 
 POLL_S = 0.01
 
@@ -28,7 +29,7 @@ async def run_bounded(
     timeout_s: float | None,
     pauses: Pauses | None = None,
 ) -> Any:
-    """Await `make()` on `loop` and return its result.
+    """Await `make()` on `loop` and return its result, or raise its error, see `passable`.
 
     Args:
         loop: event loop in a thread.
@@ -43,7 +44,12 @@ async def run_bounded(
     """
 
     async def call() -> Any:
-        return await make()
+        try:
+            return await make()
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise passable(error) from error
 
     future = loop.submit(call())
     try:

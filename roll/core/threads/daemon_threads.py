@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from roll.core.threads.pauses import Pauses, wait_within
+from roll.core.threads.user_errors import passable
 
 
 class TooManyHungError(Exception):
@@ -47,7 +48,7 @@ class DaemonThreads:
         count_cancelled: bool = False,
         pauses: Pauses | None = None,
     ) -> Any:
-        """Run `function()` in a thread and return its result.
+        """Run `function()` in a thread and return its result, or raise its error, see `passable`.
 
         The number of calls at once is not limited here; the caller must limit it.
 
@@ -138,7 +139,7 @@ class _Job:
         try:
             self._result = self._function()
         except BaseException as raised:  # noqa: BLE001 - the thread boundary: the caller raises it
-            self._error = raised
+            self._error = passable(raised)
 
     def outcome(self) -> Any:
         """Return the result of the function that has run, or raise its error."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.threads.user_errors import described
 from roll.envs.answers import finite_of
 from roll.envs.api import finite
 from roll.envs.observed import Observed
@@ -30,12 +31,12 @@ def observed_end(name: str, ended: asyncio.Future[Any], calls: Mapping[str, int]
         raise
     except (Exception, asyncio.CancelledError) as error:
         raise EnvironmentFailedError(
-            f"environment {name!r}: the agent raised {type(error).__name__}: {error}"
+            f"environment {name!r}: the agent raised {described(error)}"
         ) from error
     try:
         reward, numbers = _read_end(value)
     except Exception as error:  # noqa: BLE001  # methods of the agent's objects run here
-        told = error if isinstance(error, ValueError) else repr(error)
+        told = error if isinstance(error, ValueError) else described(error)
         raise EnvironmentFailedError(
             f"environment {name!r}: the agent must return a finite number, or a dict with "
             f"`reward`; {told}"

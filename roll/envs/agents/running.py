@@ -19,6 +19,7 @@ from roll.core.errors import HostSpentError
 from roll.core.threads.bounded import BlockedLoopError, expect_life
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.threads.user_errors import passable
 from roll.envs.agents.api import AgentTask
 
 logger = logging.getLogger(__name__)
@@ -145,8 +146,6 @@ class AgentRunner:
                 f"environment {self.name!r}: no agent can begin: {error} and hold a thread each, "
                 "which nothing can kill; give what they wait for a time limit"
             ) from None
-        except SystemExit as error:
-            raise _left(error) from None
 
     async def _on_loop(
         self, task: AgentTask, wanted: Callable[[], bool], left: Future[None]
@@ -155,18 +154,15 @@ class AgentRunner:
         left.set_running_or_notify_cancel()
         try:
             return await self.function(task)
-        except SystemExit as error:  # it would end the loop
-            raise _left(error) from None
         except Exception as error:
             if wanted():
                 raise
             # Nobody waits any more, for whom asyncio would log it as never retrieved.
             logger.debug("an agent of %r failed after its episode: %r", self.name, error)
             return None
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise passable(error) from error
         finally:
             left.set_result(None)
-
-
-def _left(error: SystemExit) -> RuntimeError:
-    """Return the error of an agent that called `sys.exit`."""
-    return RuntimeError(f"the agent called sys.exit({error.code!r})")

@@ -11,6 +11,7 @@ from typing import Any
 from roll.config.errors import nearest
 from roll.core.errors import RollError
 from roll.core.threads.bounded import gives_up
+from roll.core.threads.user_errors import described, passable
 from roll.envs.tools.api import Tool, ToolError, shown
 from roll.envs.tools.arguments import typed_arguments
 from roll.envs.tools.formats.api import Call, Malformed
@@ -69,7 +70,7 @@ async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: flo
     except RollError:
         raise
     except Exception as error:  # noqa: BLE001  # the tool's own words, for the policy to read
-        return Result(tool.name, f"Error: {type(error).__name__}: {error}", failed=True)
+        return Result(tool.name, f"Error: {described(error)}", failed=True)
     return Result(tool.name, shown(value), ends=tool.ends)
 
 
@@ -86,13 +87,15 @@ def _check_characters(arguments: Mapping[str, Any]) -> None:
 
 
 async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
-    """Call a tool. Turn SystemExit, which would end the event loop, and a CancelledError that the
-    tool itself raises, which would pass for the end of the run, into ToolError."""
+    """Call a tool. Turn what would end the event loop, such as SystemExit, and a CancelledError
+    that the tool itself raises, which would pass for the end of the run, into other errors."""
     try:
         return await tool.call(arguments)
     except asyncio.CancelledError as error:
         if gives_up():
             raise
         raise ToolError(f"CancelledError: {error}") from None
-    except SystemExit as error:
-        raise ToolError(f"SystemExit: {error}") from None
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise passable(error) from error

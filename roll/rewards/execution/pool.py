@@ -19,6 +19,7 @@ from roll.config.user_code.tracebacks import users_traceback
 from roll.core.errors import ConfigError, RewardError
 from roll.core.metrics import Metrics
 from roll.core.threads.bounded import gives_up
+from roll.core.threads.user_errors import described
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import PREPARE
@@ -229,4 +230,4 @@ def _last_line(error: BaseException) -> str:
     traceback."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip().splitlines()[-1]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return described(error).splitlines()[0]

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import ConfigError, EnvironmentFailedError, HostSpentError
@@ -154,6 +156,22 @@ def leaving(*_: Any) -> Any:
     raise SystemExit(3)
 
 
+class PanicError(BaseException):
+    """What libraries in Rust raise, such as polars."""
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def error_of(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
 def cancelled(*_: Any) -> Any:
     raise asyncio.CancelledError("lost")
 
@@ -168,17 +186,28 @@ def cancelled_elsewhere(*_: Any) -> Any:
         ({"reset": raising}, r"'echo': reset raised ValueError: the board is broken"),
         ({"step": raising}, r"step raised ValueError: the board is broken"),
         ({"step": leaving}, r"step raised SystemExit: 3"),
+        ({"step": error_of(PanicError("index"))}, "step raised PanicError: index"),
+        ({"step": error_of(KeyboardInterrupt())}, "step raised KeyboardInterrupt"),
+        ({"reset": error_of(SilentError())}, "raised SilentError: its text cannot be made"),
+        (
+            {"step": error_of(ValueError("x" * 10**6))},
+            r"raised ValueError: x{2000} \.\.\. x{2000}$",
+        ),
+        ({"step": error_of(StopIteration())}, "step raised .*StopIteration"),
         ({"step": cancelled}, r"step raised CancelledError"),
         ({"reset": cancelled_elsewhere}, r"reset raised CancelledError"),
         ({"reset": lambda *_: "go"}, r"result of reset is wrong: expected \(observation, info\)"),
         ({"reset": lambda *_: (None, {})}, r"an observation must be a text or messages"),
         ({"step": lambda _: ("go", 1.0, True)}, r"result of step is wrong: expected"),
-        ({"step": lambda _: ("go", float("nan"), False, False, {})}, "must be finite, found nan"),
-        ({"step": lambda _: ("go", "much", False, False, {})}, "could not convert"),
+        ({"step": lambda _: ("go", float("nan"), False, False, {})}, "a finite number, found nan"),
+        ({"step": lambda _: ("go", "much", False, False, {})}, "a finite number, found 'much'"),
+        ({"step": lambda _: ("go", None, False, False, {})}, "a finite number, found None"),
+        ({"step": lambda _: (b"go", 0.0, False, False, {})}, "text or messages, found bytes b'go'"),
+        ({"step": lambda _: ("x" * 5 * 10**6, 0.0, False, False, {})}, "at most 4,194,304 char"),
         ({"step": lambda _: ("go", 0.0, False, False, None)}, "`info` must be a dict"),
         ({"step": lambda _: (3, 0.0, False, False, {})}, "found int 3"),
-        ({"step": lambda _: ("go", 10**400, False, False, {})}, "int too large"),
-        ({"step": lambda _: ("go", 10**5000, False, False, {})}, "int too large"),
+        ({"step": lambda _: ("go", 10**400, False, False, {})}, "a finite number, found 1000"),
+        ({"step": lambda _: ("go", 10**5000, False, False, {})}, "found int that cannot be shown"),
         ({"step": lambda _: ("go", 0.0, Odd(), False, {})}, r"step is wrong: .*odd truth"),
         ({"step": lambda _: ("go", 0.0, False, False, OddInfo(a=1))}, "is wrong: .*odd items"),
         ({"reset": lambda *_: (10**5000, {})}, "result of reset is wrong: Exceeds the limit"),
@@ -192,6 +221,45 @@ def test_what_an_environment_does_wrong_is_said(
     with pytest.raises(EnvironmentFailedError, match=message):
         played(whole, env)
     assert env.closed == 1, "it is closed all the same"
+
+
+def test_what_is_no_environment_is_said() -> None:
+    class Half:
+        def reset(self) -> None: ...
+
+    for made, message in ((None, "no method `reset`"), (Half(), "no method `step`")):
+        with pytest.raises(EnvironmentFailedError, match=f"making the environment .*{message}"):
+            played(lambda host: host.open("e", 1, {}), lambda made=made: made)
+
+
+def test_a_listen_that_means_another_thing_fails_its_episode() -> None:
+    class Server(Echo):
+        def listen(self) -> None: ...
+
+    with pytest.raises(EnvironmentFailedError, match=r"listen raised TypeError: .*; a method of"):
+        played(whole, Server())
+
+
+def test_an_end_by_stop_iteration_does_not_wait_for_the_time_limit() -> None:
+    rows = iter(["one"])
+    env = Echo(step=lambda _: (next(rows), 0.0, False, False, {}))
+    begun_s = time.monotonic()
+    with pytest.raises(EnvironmentFailedError, match="step raised StopIteration"):
+        played(whole, env, step_timeout_s=15)
+    assert time.monotonic() - begun_s < 10
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    info = {
+        "won": np.bool_(True),
+        "n": np.int64(3),
+        "t": torch.tensor(0.5),
+        "grid": np.ones((2, 2)),
+    }
+    env = Echo(step=lambda _: ("", np.float32(0.5), np.bool_(True), torch.tensor(False), info))
+    end = played(whole, env)[-1]
+    assert (end.reward, end.terminated, end.truncated) == (0.5, True, False)
+    assert end.info == {"won": 1.0, "n": 3.0, "t": 0.5}
 
 
 def test_only_numbers_that_are_finite_as_floats_are_kept_of_info() -> None:

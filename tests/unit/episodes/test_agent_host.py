@@ -231,6 +231,21 @@ async def leaves(task: AgentTask) -> float:
     raise SystemExit(2)
 
 
+class PanicError(BaseException):
+    """What libraries in Rust raise."""
+
+
+async def panics(task: AgentTask) -> float:
+    await ask(task, [user("go")])
+    raise PanicError("index")
+
+
+def runs_out(task: AgentTask) -> float:
+    plain = OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+    plain.chat.completions.create(model="any", messages=[user("go")])  # type: ignore[list-item]
+    return float(next(iter([])))
+
+
 async def forgets(task: AgentTask) -> Any:
     await ask(task, [user("go")])
 
@@ -265,7 +280,9 @@ async def silent(task: AgentTask) -> float:
     ("agent", "message"),
     [
         (raises, "the agent raised ValueError: lost its way"),
-        (leaves, r"the agent raised RuntimeError: the agent called sys.exit\(2\)"),
+        (leaves, "the agent raised SystemExit: 2"),
+        (panics, "the agent raised PanicError: index"),
+        (runs_out, "the agent raised StopIteration: "),
         (forgets, "must return a finite number, or a dict with `reward`; found None"),
         (boasts, "must return a finite number, or a dict with `reward`; found 1000000"),
         (boasts_more, "must return a finite number, or a dict with `reward`; Exceeds the limit"),

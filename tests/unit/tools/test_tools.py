@@ -125,6 +125,18 @@ async def leaving(_: Any) -> str:
     raise SystemExit(3)
 
 
+async def interrupted(_: Any) -> str:
+    raise KeyboardInterrupt
+
+
+async def exhausted(_: Any) -> Any:
+    return await tool_of(end_of_a_list).call({})
+
+
+def end_of_a_list() -> int:
+    return next(iter([]))
+
+
 async def left_by_a_thread(_: Any) -> Any:
     return await tool_of(exit_of_python).call({})
 
@@ -139,6 +151,8 @@ def exit_of_python() -> None:
         (cancelled, "Error: CancelledError: "),
         (leaving, "Error: SystemExit: 3"),
         (left_by_a_thread, "Error: SystemExit: 3"),
+        (interrupted, "Error: KeyboardInterrupt: "),
+        (exhausted, "Error: StopIteration: "),
     ],
 )
 def test_a_tool_that_ends_more_than_its_call_costs_no_other_call(broken: Any, told: str) -> None:
