@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import random
 import re
 import time
@@ -14,13 +13,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from roll.core.threads.bounded import gives_up
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
-from roll.envs.api import Env, finite, messages_of
+from roll.core.threads.user_errors import described, passable
+from roll.envs.answers import reward_of, short
+from roll.envs.api import Env, finite, messages_of, require_methods, without_package
 from roll.envs.hostile_actions import HOSTILE
 
 Policy = Callable[[str], str]
 """Function that turns an observation into an action."""
 
+READ = ("rewards", "seat", "state", "tools")
+"""Keys of `info` that mean something to a run and may be no number."""
 RANDOM_WORDS = 3
 """Largest number of words in an action of the random policy."""
 
@@ -43,6 +47,21 @@ class Turn:
     def over(self) -> bool:
         return self.terminated or self.truncated
 
+    def equals(self, other: Turn) -> bool:
+        """Return whether this is the same answer, in all that a run reads and in all texts and
+        numbers of `info`. Two arrays there, for instance, need not be comparable."""
+
+        def read(turn: Turn) -> object:
+            plain = {key: without_package(value) for key, value in turn.info.items()}
+            told = {
+                key: value if isinstance(value, str | bool | int | float) else short(value)
+                for key, value in plain.items()
+                if key in READ or isinstance(value, str | bool | int | float)
+            }
+            return turn.said, turn.reward, turn.terminated, turn.truncated, told
+
+        return read(self) == read(other)
+
 
 @dataclass(slots=True)
 class Episode:
@@ -64,8 +83,7 @@ class Episode:
     @property
     def success(self) -> float | None:
         """`success` of the last turn; None if the environment does not tell."""
-        told = self.turns[-1].info.get("success") if self.turns else None
-        return float(told) if isinstance(told, bool | int | float) else None
+        return finite(self.turns[-1].info.get("success")) if self.turns else None
 
 
 @dataclass(slots=True)
@@ -171,7 +189,7 @@ class Trial:
                 if not beside.turns or not beside.turns[-1].over:
                     await self._step(other, action, beside)
                 turn, before = await self._step(env, action, second), first.turns[number]
-                if turn != before:
+                if not turn.equals(before):
                     raise _BrokenError(
                         f"turn {number + 1}, action {action!r:.60}: first {_told(before)}, then "
                         f"{_told(turn)}; random numbers must follow from `seed` alone"
@@ -197,6 +215,10 @@ class Trial:
 
     async def _made(self) -> Env:
         made, _ = await self._call("making it", self.make)
+        try:
+            require_methods(made)
+        except TypeError as error:
+            raise _BrokenError(f"making it: {error}") from None
         return made  # type: ignore[no-any-return]
 
     async def _opened(self, seed: int, played: Episode) -> Env:
@@ -221,11 +243,9 @@ class Trial:
         answer, took_s = await self._call("step", partial(env.step, action))
         said, reward, terminated, truncated, info = _unpacked("step", answer, 5)
         try:
-            value = float(reward)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise _BrokenError(f"step: the reward must be a finite number, found {_short(reward)}")
+            value = reward_of(reward)
+        except ValueError as error:
+            raise _BrokenError(f"step: {error}") from None
         over = bool(terminated) or bool(truncated)
         text = "" if over and not said else _text("step", said)
         _check_info("step", info)
@@ -250,7 +270,10 @@ class Trial:
 
         async def awaited() -> tuple[Any, float]:
             begun = time.perf_counter()
-            return await call(), time.perf_counter() - begun
+            try:
+                return await call(), time.perf_counter() - begun
+            except (KeyboardInterrupt, SystemExit) as error:  # they would end the event loop
+                raise passable(error) from error
 
         of = call.func if isinstance(call, partial) else call
         try:
@@ -259,8 +282,10 @@ class Trial:
             return await self.threads.run(timed, self.timeout_s)  # type: ignore[no-any-return]
         except (TimeoutError, TooManyHungError):
             raise _BrokenError(f"{what} did not end within {self.timeout_s:g} s") from None
-        except (Exception, SystemExit) as error:
-            raise _BrokenError(f"{what} raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) or gives_up():
+                raise
+            raise _BrokenError(f"{what} raised {described(error)}") from error
 
 
 class _Noting:
@@ -285,7 +310,7 @@ def _unpacked(what: str, answer: Any, size: int) -> tuple[Any, ...]:
     """Return the `size` results of `reset` or `step`; _BrokenError if they are not so many."""
     form = "(observation, info)" if size == 2 else "gymnasium's five results"
     if not isinstance(answer, tuple | list) or len(answer) != size:
-        raise _BrokenError(f"{what}: expected {form}, found {_short(answer)}")
+        raise _BrokenError(f"{what}: expected {form}, found {short(answer)}")
     return tuple(answer)
 
 
@@ -297,15 +322,6 @@ def _text(what: str, said: Any) -> str:
         raise _BrokenError(f"{what}: {error}") from None
 
 
-def _short(value: Any) -> str:
-    """Return the beginning of a value's `repr`, or its type if it has none: Python does not write
-    an int of more than 4300 digits."""
-    try:
-        return f"{value!r:.60}"
-    except Exception:  # noqa: BLE001  # `__repr__` may be the user's
-        return f"{type(value).__name__} that cannot be shown"
-
-
 def _check_info(what: str, info: Any) -> None:
     """Raise _BrokenError unless `info` is a dict whose numbers are finite and whose `state` is a
     name."""
@@ -313,11 +329,11 @@ def _check_info(what: str, info: Any) -> None:
         raise _BrokenError(f"{what}: `info` must be a dict, found {type(info).__name__}")
     for key, value in info.items():
         if isinstance(value, bool | int | float) and finite(value) is None:
-            raise _BrokenError(f"{what}: info[{key!r}] = {_short(value)} is not finite")
+            raise _BrokenError(f"{what}: info[{key!r}] = {short(value)} is not finite")
     state = info.get("state")
     if state is not None and not isinstance(state, str | int):
         raise _BrokenError(
-            f"{what}: info['state'] must be a text or a whole number, found {_short(state)}"
+            f"{what}: info['state'] must be a text or a whole number, found {short(state)}"
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -52,6 +53,10 @@ class WaitingDoors(Doors):
 
     async def step(self, action: str) -> Any:
         return super().step(action)
+
+
+class PanicError(BaseException):
+    """What libraries in Rust raise."""
 
 
 def looking() -> Callable[[str], str]:
@@ -109,11 +114,43 @@ def saying(*answer: Any) -> Callable[..., Any]:
         ({"step": saying("go", 2.0, True, False, {})}, "is 2, outside of 0 to 1"),
         ({"step": saying("go", 0.0, True, False, {})}, "solver policy.*: not solved after 1 turns"),
         ({"close": lambda env: env.nothing}, "close raised AttributeError"),
+        ({"step": saying("x" * 5 * 10**6, 0.0, False, False, {})}, "at most 4,194,304 characters"),
     ],
 )
 def test_each_broken_rule_is_told(script: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_env(Doors, kwargs=script, solver=looking, reward_range=(0, 1), seeds=range(2))
+
+
+@pytest.mark.parametrize("kind", [Doors, WaitingDoors])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StopIteration, PanicError])
+def test_an_error_that_no_loop_passes_on_is_told(
+    kind: type[Doors], error: type[BaseException]
+) -> None:
+    def step(env: Doors, action: str) -> Any:
+        raise error("index")
+
+    with pytest.raises(AssertionError, match=rf"step raised .*{error.__name__}"):
+        check_env(kind, kwargs={"step": step}, seeds=[1], timeout_s=10)
+
+
+def test_what_is_no_environment_is_told() -> None:
+    with pytest.raises(AssertionError, match=r"making it: NoneType None has no method `reset`"):
+        check_env(lambda: None, seeds=[1])  # type: ignore[arg-type,return-value]
+
+
+def test_arrays_in_info_are_no_difference_and_numbers_of_numpy_are_numbers() -> None:
+    def step(env: Doors, action: str) -> Any:
+        return (
+            "go",
+            np.float32(1),
+            np.bool_(True),
+            False,
+            {"board": np.ones(9), "success": np.True_},
+        )
+
+    trial = check_env(Doors, kwargs={"step": step}, seeds=[1])
+    assert [one.success for one in trial.episodes["random"]] == [1.0]
 
 
 def test_a_broken_rule_at_one_seed_leaves_the_others_paired_with_their_own_episodes() -> None:
