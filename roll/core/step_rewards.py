@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,24 @@ from roll.core.pickling import pickle_by_fields
 
 VALUE_TYPE = "f"
 """Type code of arrays of rewards: float32."""
+MAX_REWARD = 1e15
+"""Largest absolute value of a reward. Training computes squares of rewards in float32, which has
+numbers up to 3.4e38: a larger reward would make NaN of the advantages of its whole group."""
+MAX_NUMBER = 1e300
+"""Largest absolute value of a number beside a reward: sums of larger ones may be infinite."""
+
+
+def require_reward(value: float, what: str, most: float = MAX_REWARD) -> float:
+    """Return a number; ValueError, which begins with `what`, if it is not finite or larger than
+    `most`."""
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, found {value}")
+    if abs(value) > most:
+        raise ValueError(
+            f"{what} must lie between {-most:g} and {most:g}, found {value:g}; scale it: a step "
+            "cannot compute with larger numbers"
+        )
+    return value
 
 
 @pickle_by_fields

@@ -3,12 +3,12 @@ existing environments have already."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
+from roll.core.step_rewards import MAX_NUMBER
 from roll.core.types import Message
 from roll.data.chat.templates import PromptTokenizer
 
@@ -168,7 +168,7 @@ def without_package(value: Any) -> Any:
 
 def finite(value: Any) -> float | None:
     """Return a number or bool as a float, also one of numpy or torch; None for anything else, for
-    what is not finite, and for an int that is beyond the largest float."""
+    what is not finite, and for what is beyond `MAX_NUMBER`."""
     value = without_package(value)
     if not isinstance(value, bool | int | float):
         return None
@@ -176,7 +176,7 @@ def finite(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_NUMBER else None
 
 
 def encodable(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from roll.config.errors import nearest
 from roll.config.user_code.arguments import check_types, typed
 from roll.config.user_code.import_path import load_object
 from roll.core.errors import ConfigError
+from roll.core.step_rewards import MAX_NUMBER, require_reward
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import CHECKS, REWARDS
@@ -153,11 +153,12 @@ def normalise(value: Any) -> Reward:
             value.close()
         raise TypeError("returned an awaitable; declare the function with `async def`")
     reward = value if isinstance(value, Reward) else Reward(score=value)
+    score = require_reward(_finite(reward.score, "score"), "score")
     parts = {name: _finite(part, f"part {name!r}") for name, part in reward.parts.items()}
     reserved = RESERVED_PARTS & parts.keys()
     if reserved:
         raise ValueError(f"part {min(reserved)!r} has the name of a metric; rename it")
-    return finite_steps(replace(reward, score=_finite(reward.score, "score"), parts=parts))
+    return finite_steps(replace(reward, score=score, parts=parts))
 
 
 def normalise_group(value: Any, number: int) -> list[Reward]:
@@ -191,10 +192,7 @@ def _finite(value: Any, what: str) -> float:
             f"{what} must be a number, found {type(value).__name__} {repr(value)[:60]}; return a "
             "Reward, a number or a bool"
         )
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{what} must be finite, found {number}")
-    return number
+    return require_reward(float(value), what, MAX_NUMBER)
 
 
 def _parameters(function: Any, where: str, label: str) -> list[inspect.Parameter]:

@@ -3,7 +3,6 @@ tokens at which they count."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -11,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from roll.core.completion import NOBODY, VersionRuns
-from roll.core.step_rewards import StepRewards
+from roll.core.step_rewards import StepRewards, require_reward
 from roll.core.types import Sample
 from roll.rewards.api import Reward
 
@@ -224,6 +223,4 @@ def _number(value: Any, what: str) -> float:
         value = value.item()
     if not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, found {type(value).__name__}")
-    if not math.isfinite(float(value)):
-        raise ValueError(f"{what} must be finite, found {float(value)}")
-    return float(value)
+    return require_reward(float(value), what)

@@ -18,7 +18,7 @@ from typing import Protocol
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import Completion, FinishReason, Written
 from roll.core.errors import EnvironmentFailedError
-from roll.core.step_rewards import weighted_sum
+from roll.core.step_rewards import require_reward, weighted_sum
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import seed_of
 from roll.envs.observed import Observed
@@ -232,7 +232,14 @@ class Episodes:
             hosts.close(episode)
         shared = (record.shared, record.shared_tokens)
         end = End(hosts.name, hosts.config, last.info, truncated, attempt, *shared)
-        return samples_of_episode(played, end, name, task, seed)
+        samples = samples_of_episode(played, end, name, task, seed)
+        try:
+            for one in samples:
+                for reward in (*one.by_name.values(), *(turn.reward for turn in one.turns)):
+                    require_reward(reward, "the reward of an episode or of a turn")
+        except ValueError as error:
+            raise EnvironmentFailedError(f"environment {hosts.name!r}: {error}") from None
+        return samples
 
     def _begun(
         self, hosts: Hosts, first: Observed, follows: Transcript | None = None

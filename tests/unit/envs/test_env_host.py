@@ -263,7 +263,14 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 
 def test_only_numbers_that_are_finite_as_floats_are_kept_of_info() -> None:
-    info = {"huge": 10**400, "inf": float("inf"), "nan": float("nan"), "won": True, "text": "x"}
+    info = {
+        "huge": 10**400,
+        "large": 1e308,
+        "inf": float("inf"),
+        "nan": float("nan"),
+        "won": True,
+        "text": "x",
+    }
     end = ("", -(2**1000), True, False, {**info, "a": 2})
     env = Echo(reset=lambda *_: ("go", info), step=lambda _: end)
     first, last = played(whole, env)

@@ -283,6 +283,20 @@ def test_after_the_last_try_an_episode_has_no_reward_and_is_counted() -> None:
         play(Writer(stops(9)), ScriptedHosts(broken), failed=FailedEpisodes({"lake": 0.4}))
 
 
+@pytest.mark.parametrize("rewards", [(1e308, 1e308), (1e39, -1e39), (0.0, -1e200)])
+def test_rewards_with_which_a_step_cannot_compute_fail_their_episode(
+    rewards: tuple[float, float],
+) -> None:
+    def answers(episode: str, turn: int, action: str) -> Observed:
+        return said(1, reward=rewards[0]) if turn == 1 else over(reward=rewards[1])
+
+    hosts = ScriptedHosts(answers)
+    hosts.config = EnvironmentConfig(env="x", tags=("lake",), max_tries=1)
+    failed = FailedEpisodes({"lake": 1.0})
+    group = play(Writer(stops(9)), hosts, failed=failed)
+    assert not any(one.has_reward for one in group.samples)
+
+
 def test_the_rewards_of_the_run_judge_no_episode_that_failed() -> None:
     judged: list[str] = []
 
