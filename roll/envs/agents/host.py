@@ -315,6 +315,7 @@ class AgentHost:
             app.router.add_post("/v1/chat/completions", self._chat)
             app.router.add_post("/v1/responses", self._respond)
             app.router.add_get("/v1/models", self._models)
+            app.router.add_route("*", "/{path:.*}", self._elsewhere)
             # A request whose client has gone is cancelled, so that it costs no turn.
             server = web.AppRunner(
                 app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True
@@ -327,6 +328,11 @@ class AgentHost:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _elsewhere(self, http: web.Request) -> web.Response:
+        """Say what there is, to a request for anything else."""
+        there = "POST /v1/chat/completions, POST /v1/responses and GET /v1/models"
+        return _refusal(404, f"{http.method} {http.path} is not supported; there are {there}")
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         """Answer a request in the form of chat completions."""

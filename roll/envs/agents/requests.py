@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.core.types import Message, ToolCall
+from roll.envs.api import MAX_OBSERVATION_CHARS
 
-REFUSED = {"n": 1, "logprobs": False, "top_logprobs": 0, "functions": []}
+REFUSED = {
+    "n": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "functions": [],
+    "modalities": ["text"],
+    "audio": None,
+    "web_search_options": None,
+}
 """Keys of a request that must not have another value than this."""
 
 
@@ -50,8 +59,7 @@ class ChatRequest:
         if not isinstance(options, Mapping | None):
             raise RequestError(f"`stream_options` must be an object, found {short(options)}")
         messages = with_names([_message(each) for each in body["messages"]])
-        if not messages:
-            raise RequestError("`messages` is empty")
+        require_size("messages", messages)
         return cls(
             messages,
             stop_of(body),
@@ -60,6 +68,19 @@ class ChatRequest:
             tools_of(body, nested=True),
             flag_of(body, "parallel_tool_calls") is not False,
             bool(flag_of(options or {}, "include_usage")),
+        )
+
+
+def require_size(key: str, messages: Sequence[Message]) -> None:
+    """Raise RequestError if there are no messages, or so long ones that all other requests of the
+    worker would wait for their tokens."""
+    if not messages:
+        raise RequestError(f"`{key}` is empty")
+    size = sum(len(message.content) for message in messages)
+    if size > MAX_OBSERVATION_CHARS:
+        raise RequestError(
+            f"`{key}` may have {MAX_OBSERVATION_CHARS:,} characters in all, found {size:,}; "
+            "shorten it"
         )
 
 

@@ -19,6 +19,7 @@ from roll.envs.agents.requests import (
     limit_of,
     refuse,
     refuse_form,
+    require_size,
     short,
     text_of,
     tools_of,
@@ -31,9 +32,11 @@ REFUSED = {
     "background": False,
     "max_tool_calls": None,
     "top_logprobs": 0,
+    "prompt": None,
 }
 """Keys of a request that must not have another value than this: an agent sends all that was said,
 and runs the tools itself."""
+_LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -46,6 +49,9 @@ def request_of(body: Any) -> ChatRequest:
     if not isinstance(body, Mapping) or not isinstance(body.get("input"), str | list):
         raise RequestError("the body must be a JSON object with `input`, a text or a list")
     refuse(body, REFUSED)
+    include = body.get("include")
+    if isinstance(include, list) and _LOGPROBS in include:
+        raise RequestError(f"`include` = {short(include)} is not supported; leave it out")
     form = body.get("text")
     refuse_form("text.format", form.get("format") if isinstance(form, Mapping) else form)
     items = body["input"]
@@ -55,8 +61,7 @@ def request_of(body: Any) -> ChatRequest:
     said = [Message("system", text_of(instructions))] if instructions else []
     for item in items:
         said = _with(said, item)
-    if not said:
-        raise RequestError("`input` is empty")
+    require_size("input", said)
     limit = limit_of(body, "max_output_tokens")
     tools = tools_of(body, nested=False)
     several = flag_of(body, "parallel_tool_calls") is not False

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import APIError, AsyncOpenAI, BadRequestError, OpenAI
+from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError
@@ -137,6 +137,15 @@ def test_stop_strings_and_limits_reach_the_engine_and_are_cut_from_the_answer() 
     first, last = played(agent, "so END")
     assert (first.stop, first.max_new_tokens) == (("END",), 5)
     assert last.reward == 1.0
+
+
+def test_what_the_endpoint_does_not_have_is_said() -> None:
+    async def agent(task: AgentTask) -> float:
+        with pytest.raises(NotFoundError, match="POST /v1/embeddings is not supported; there are"):
+            await client(task).embeddings.create(model="m", input="x")
+        return float(await ask(task, [user("go")]) == "yes")
+
+    assert played(agent, "yes")[-1].reward == 1.0
 
 
 def test_a_stream_has_the_whole_answer() -> None:

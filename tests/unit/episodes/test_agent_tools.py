@@ -192,10 +192,31 @@ def test_what_the_policy_cannot_do_is_refused(more: dict[str, Any], message: str
             request_of({"input": "go", **more})
 
 
+def test_what_only_one_of_the_forms_can_ask_for_is_refused() -> None:
+    chats = {"audio": {"voice": "a"}, "modalities": ["audio"], "web_search_options": {}}
+    for key, value in chats.items():
+        with pytest.raises(RequestError, match=f"`{key}` = .* is not supported; leave it out"):
+            ChatRequest.of({"messages": [{"role": "user", "content": "go"}], key: value})
+    asked = {"prompt": {"id": "p"}, "include": ["message.output_text.logprobs"]}
+    for key, value in asked.items():
+        with pytest.raises(RequestError, match=f"`{key}` = .* is not supported; leave it out"):
+            request_of({"input": "go", key: value})
+
+
+def test_messages_that_would_hold_up_all_others_are_refused() -> None:
+    long = {"role": "user", "content": "x" * 3 * 10**6}
+    with pytest.raises(RequestError, match=r"`messages` may have 4,194,304 .* found 6,000,000"):
+        ChatRequest.of({"messages": [long, long]})
+    with pytest.raises(RequestError, match="`input` may have 4,194,304 characters"):
+        request_of({"input": [long, long]})
+
+
 def test_settings_with_the_values_that_they_have_anyway_are_served() -> None:
     alike: dict[str, Any] = {"top_logprobs": 0, "parallel_tool_calls": True}
-    chats = {"response_format": {"type": "text"}, "n": 1, "logprobs": False}
-    asked = {"text": {"format": {"type": "text"}, "verbosity": "low"}, "max_tool_calls": None}
+    chats: dict[str, Any] = {"response_format": {"type": "text"}, "n": 1, "logprobs": False}
+    chats |= {"modalities": ["text"]}
+    asked: dict[str, Any] = {"text": {"format": {"type": "text"}, "verbosity": "low"}}
+    asked |= {"max_tool_calls": None, "include": ["reasoning.encrypted_content"]}
     for more in ({}, alike | chats, dict.fromkeys([*alike, *chats])):
         assert ChatRequest.of({"messages": [{"role": "user", "content": "go"}], **more}).parallel
     for more in ({}, alike | asked, dict.fromkeys([*alike, *asked])):
