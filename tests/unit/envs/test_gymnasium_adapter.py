@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -118,6 +119,19 @@ def test_wrappers_are_put_around_it() -> None:
     env = told({"Discrete": {"n": 2}}, {"wrappers": [*paths, limit]})
     assert env.reset(seed=1)[0].endswith("\nBEGIN")
     assert env.step("1")[3], "truncated by its limit"
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
+def test_all_environments_of_gymnasium_with_few_actions_name_them() -> None:
+    own = ("gymnasium.envs.toy_text", "gymnasium.envs.classic_control")
+    ids = [id for id, each in gymnasium.registry.items() if str(each.entry_point).startswith(own)]
+    assert {"FrozenLake8x8-v1", "CliffWalkingSlippery-v1", "CartPole-v0"} <= set(ids)
+    for id in ids:
+        with closing(gymnasium.make(id)) as env:
+            discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+        with closing(made(id)) as env:
+            opening, _ = env.reset(seed=0)
+        assert opening.startswith("Answer with one of: ") == discrete, id
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from .spaces import Actions, InvalidActionError, actions_of, check_observations,
 
 NAMES = {
     "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
     "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
     "Blackjack": ("stick", "hit"),
     "CartPole": ("left", "right"),
