@@ -11,7 +11,13 @@ from roll.config.algorithm.advantages import AdvantageConfig
 from roll.config.algorithm.shaping import RewardShapingConfig
 from roll.config.base import Config
 from roll.config.sections.rollout import FilterConfig
-from roll.config.sections.sampling import NOT_TRAINED, RESHAPING, SamplingConfig, TokenId
+from roll.config.sections.sampling import (
+    NOT_TRAINED,
+    RESHAPING,
+    SamplingConfig,
+    StopString,
+    TokenId,
+)
 
 
 class DomainSampling(Config):
@@ -27,7 +33,7 @@ class DomainSampling(Config):
     """Number of likeliest tokens to sample from; -1 means all."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response, in tokens."""
-    stop: tuple[str, ...] | None = None
+    stop: tuple[StopString, ...] | None = None
     """Strings that end a response."""
     stop_in_text: bool | None = None
     """Leave the stop string that ended a response in the text that rewards and validation read."""

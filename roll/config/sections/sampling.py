@@ -10,6 +10,12 @@ from roll.config.sections.strategy import EngineConfig, SglangConfig, VllmConfig
 
 TokenId = Annotated[int, Field(ge=0)]
 """Number of a token in the tokenizer's vocabulary."""
+StopString = Annotated[str, Field(min_length=1)]
+"""String that ends a response. An empty one would end it with its first token, or not be taken."""
+LEAST_OF_VLLM = 0.01
+"""Lowest temperature above 0 at which vLLM samples."""
+LEAST_OF_SGLANG = 1e-6
+"""Temperature below which SGLang is greedy."""
 RESHAPING = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 """Settings that no sampling of training may have."""
 NOT_TRAINED = (
@@ -48,7 +54,7 @@ class SamplingConfig(Config):
     token, as far as any other one is possible. Not in training."""
     max_new_tokens: int = Field(default=1024, ge=1)
     """Longest response, in tokens. A longer response is cut off and marked as truncated."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopString, ...] = ()
     """Strings that end a response. Its tokens, the one that completes such a string included, stay
     in the response and are trained."""
     stop_in_text: bool = True
@@ -77,6 +83,8 @@ class SamplingConfig(Config):
 class Settings(Protocol):
     """Settings that `SamplingConfig` and the parameters of a request have in common."""
 
+    @property
+    def temperature(self) -> float: ...
     @property
     def min_p(self) -> float: ...
     @property
@@ -112,8 +120,14 @@ def engine_sampling_problems(
         engine = f"with {role}.strategy.kind = sglang"
         for name, why in refused_by_sglang(sampling):
             yield f"{key}.{name}: {engine}, {why}; leave it out, or use vllm or hf"
-    elif isinstance(strategy, VllmConfig) and strategy.speculation is not None:
-        for name in sampling.reshaping:
+    elif isinstance(strategy, VllmConfig):
+        if 0 < sampling.temperature < LEAST_OF_VLLM:
+            yield (
+                f"{key}.temperature: vLLM ({role}) samples at {LEAST_OF_VLLM:g} in place of "
+                f"{sampling.temperature:g}, and log-probs of the trainer would be of another "
+                f"distribution; use {LEAST_OF_VLLM:g} or more, or 0 where greedy is allowed"
+            )
+        for name in sampling.reshaping if strategy.speculation is not None else ():
             yield (
                 f"{key}.{name}: with {role}.strategy.speculation, vLLM refuses it or reports "
                 "log-probs of another distribution; leave out one of both"
@@ -122,6 +136,8 @@ def engine_sampling_problems(
 
 def refused_by_sglang(sampling: Settings) -> Iterator[tuple[str, str]]:
     """Yield name and reason of each setting that SGLang cannot follow as the other engines do."""
+    if 0 < sampling.temperature < LEAST_OF_SGLANG:
+        yield "temperature", f"less than {LEAST_OF_SGLANG:g} is greedy with log-probs at 1"
     if sampling.min_p > 0:
         yield "min_p", "no request with a seed may have it"
     if sampling.repetition_penalty != 1:

@@ -139,10 +139,30 @@ def test_an_engine_that_guesses_ahead_takes_none_of_them(run_file: Path, name: s
         ("logit_bias={5: -101}", "greater than or equal to -100"),
         ("logit_bias={five: 1}", "integer"),
         ("logit_bias={-1: 1}", "greater than or equal to 0"),
+        ("stop=['']", "at least 1 character"),
     ],
 )
 def test_values_without_a_meaning_are_refused(run_file: Path, override: str, told: str) -> None:
     assert told in error(run_file, f"validation.sampling.{override}")
+
+
+@pytest.mark.parametrize("key", ["sampling", "domains.sort.sampling"])
+def test_an_empty_stop_string_is_refused_in_training(run_file: Path, key: str) -> None:
+    assert f"{key}.stop" in error(run_file, f"{key}.stop=['a', '']")
+
+
+@pytest.mark.parametrize("key", ["sampling", "domains.sort.sampling", "validation.sampling"])
+def test_a_temperature_at_which_an_engine_does_not_sample_is_refused(
+    run_file: Path, key: str
+) -> None:
+    loaded(run_file, f"{key}.temperature=0.01")
+    told = error(run_file, f"{key}.temperature=0.009")
+    assert f"{key}.temperature: vLLM (actor_infer) samples at 0.01 in place of 0.009" in told
+    loaded(run_file, SGLANG, f"{key}.temperature=0.009")
+    told = error(run_file, SGLANG, f"{key}.temperature=1e-7")
+    assert f"{key}.temperature: with actor_infer.strategy.kind = sglang, " in told
+    loaded(run_file, "actor_infer.strategy={kind: hf}", f"{key}.temperature=1e-7")
+    chat("vllm", "sampling.temperature=0")
 
 
 def test_a_bias_survives_the_file_of_the_resolved_config(run_file: Path, tmp_path: Path) -> None:
