@@ -45,6 +45,8 @@ class RewardRouter:
     limits_s: Mapping[str, float] = field(default_factory=dict)
     """Name of a reward -> time limit of a call, in seconds; a reward that is missing has none."""
     _limits: dict[str, SharedTimeout] = field(init=False)
+    _takes: dict[str, frozenset[str]] = field(init=False)
+    """Tags that each reward takes: a config may name thousands."""
     _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
     """Name of a reward of samples and purpose -> endless round-robin iterator over the reward's
     workers. Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same
@@ -63,6 +65,7 @@ class RewardRouter:
 
     def __post_init__(self) -> None:
         self._busy = {name: BusyTime() for name in self.rewards}
+        self._takes = {name: frozenset(one.config.tags) for name, one in self.rewards.items()}
         self._limits = {
             name: SharedTimeout(self.limits_s.get(name, math.inf)) for name in self.rewards
         }
@@ -98,8 +101,8 @@ class RewardRouter:
         pending = []
         for busy in self._busy.values() if purpose is Purpose.TRAINING else ():
             busy.restart()
-        for hosted in self.rewards.values():
-            routed = sum(samples_by_tag.get(tag, 0.0) for tag in set(hosted.config.tags))
+        for name, hosted in self.rewards.items():
+            routed = sum(samples_by_tag.get(tag, 0.0) for tag in self._takes[name])
             expected = max(1, math.ceil(round(routed / hosted.cluster.world_size, 6)))
             pending.append(hosted.cluster.submit(RewardWorker.begin_step, expected, purpose))
         for answer in pending:
@@ -121,9 +124,8 @@ class RewardRouter:
         """
         names = [
             name
-            for name, hosted in self.rewards.items()
-            if (name, purpose) in self._lanes
-            and any(sample.tag in hosted.config.tags for sample in samples)
+            for name, tags in self._takes.items()
+            if (name, purpose) in self._lanes and any(sample.tag in tags for sample in samples)
         ]
         columns = await asyncio.gather(*(self._ask(name, samples, purpose) for name in names))
         verdicts = dict(zip(names, columns, strict=True))
@@ -142,8 +144,8 @@ class RewardRouter:
         group = [one.sample for one in samples]
         names = [
             name
-            for name, hosted in self.rewards.items()
-            if (name, purpose) in self._group_lanes and group[0].tag in hosted.config.tags
+            for name, tags in self._takes.items()
+            if (name, purpose) in self._group_lanes and group[0].tag in tags
         ]
         asked = (self._ask_group(name, group, purpose) for name in names)
         answers = await asyncio.gather(*asked)
@@ -170,9 +172,8 @@ class RewardRouter:
 
     async def _ask(self, name: str, samples: list[Sample], purpose: Purpose) -> dict[int, Scored]:
         """Return index -> score by the reward `name`, for those samples whose tag it takes."""
-        hosted = self.rewards[name]
-        lane = next(self._lanes[name, purpose])
-        wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
+        lane, tags = next(self._lanes[name, purpose]), self._takes[name]
+        wanted = [i for i, sample in enumerate(samples) if sample.tag in tags]
         with self._timed(name, purpose), self._limits[name].naming(f"reward {name!r}"):
             scored = await lane.ask([samples[i] for i in wanted])
         return dict(zip(wanted, scored, strict=True))
@@ -226,8 +227,7 @@ class RewardRouter:
         tag = sample.tag
         if tag in self._known:
             return self._known[tag]
-        takers = (hosted.config.tags for hosted in self.rewards.values())
-        if self.rewards and not any(tag in tags for tags in takers):
+        if self.rewards and not any(tag in tags for tags in self._takes.values()):
             raise DataError(
                 f"sample {sample.id} has the tag {tag!r}, which no reward takes; add it to "
                 "the `tags` of a reward"

@@ -74,16 +74,19 @@ def divisions(tags: Sequence[str], apart: Mapping[str, object]) -> Iterator[Divi
 def tag_metrics(batch: RolloutBatch | SampleTable) -> Metrics:
     """Return `tag/<tag>/advantage_abs_mean` and `tag/<tag>/trained_tokens_fraction` of a batch with
     advantages; nothing if all samples have one tag."""
-    tags = sorted(set(batch.tags))
-    if len(tags) < 2:
+    rows: dict[str, list[int]] = {}
+    for row, tag in enumerate(batch.tags):
+        rows.setdefault(tag, []).append(row)
+    if len(rows) < 2:
         return Metrics()
     tokens_B = batch.trained_tokens().double()
     sizes = batch.require("advantages", made_by="add_advantages").double().abs()
     sums_B = sizes * tokens_B if isinstance(batch, SampleTable) else sizes.sum(1)
     found: dict[str, Mean] = {}
-    for tag in tags:
-        mine_B = torch.tensor([each == tag for each in batch.tags])
-        count = tokens_B[mine_B].sum().item()
-        found[f"tag/{tag}/advantage_abs_mean"] = Mean(sums_B[mine_B].sum().item(), count)
-        found[f"tag/{tag}/trained_tokens_fraction"] = Mean(count, tokens_B.sum().item())
+    total = tokens_B.sum().item()
+    for tag in sorted(rows):
+        mine_N = torch.tensor(rows[tag])
+        count = tokens_B[mine_N].sum().item()
+        found[f"tag/{tag}/advantage_abs_mean"] = Mean(sums_B[mine_N].sum().item(), count)
+        found[f"tag/{tag}/trained_tokens_fraction"] = Mean(count, total)
     return Metrics(dict(found))

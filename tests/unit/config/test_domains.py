@@ -156,6 +156,25 @@ def test_each_tag_reports_its_advantages() -> None:
     )
 
 
+class _Compared(str):
+    """Tag that counts how often it is compared."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_tags_are_not_compared_with_every_sample() -> None:
+    rows = replace(batch(), tags=[_Compared(f"tag {i % 6}") for i in range(12)])
+    _, metrics = learned(rows, {})
+    assert metrics["tag/tag 5/trained_tokens_fraction"] > 0
+    assert _Compared.times <= 12
+
+
 def _group(tag: str, rewards: list[float], baseline: float | None = None) -> Group:
     asked = Prompt(id=f"{tag}:0", tokens=(1,), text="?", answer="", tag=tag)
     samples = [
