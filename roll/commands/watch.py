@@ -27,7 +27,10 @@ from roll.report.read import NothingYetError, Run, read_run, runs_in, told_of_no
 from roll.report.records import METRICS, RecordReader
 
 EVERY_S = 1.0
-"""Time between two looks into the folder, in seconds."""
+"""Shortest time between two looks into the folder, in seconds."""
+REST = 9
+"""Number of times as long as a look took that no other follows: a run of 100,000 steps takes
+seconds to draw, on the cores of the run."""
 
 
 class Watch:
@@ -130,8 +133,12 @@ def watch(folder: Path, *, once: bool = False) -> None:
         found = dumb if out.is_terminal else "no terminal"
         raise UserError(f"the output is {found}: take --once, --serve, or roll report")
     with Live(console=out, auto_refresh=False) as live:
-        while _show(watched, live):
-            time.sleep(EVERY_S)
+        goes_on = True
+        while goes_on:
+            begun_s = time.perf_counter()
+            goes_on = _show(watched, live)
+            if goes_on:
+                time.sleep(pause_s(time.perf_counter() - begun_s))
 
 
 def serve(folder: Path, say: Callable[[str], None], *, port: int) -> None:
@@ -153,6 +160,11 @@ def serve(folder: Path, say: Callable[[str], None], *, port: int) -> None:
         say(f"{server.url}\n(for browsers on this machine; Ctrl-C ends)")
         while True:
             time.sleep(3600)
+
+
+def pause_s(took_s: float) -> float:
+    """Return the seconds until the next look, after one that took so long."""
+    return max(EVERY_S, REST * took_s)
 
 
 def _show(watched: Watch, live: Live) -> bool:

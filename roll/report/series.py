@@ -27,7 +27,11 @@ def mean(values: Collection[float]) -> float:
 
 def names_of(records: Sequence[Record]) -> list[str]:
     """Return the names of all metrics, in the order in which they first occur."""
-    return [n for n in dict.fromkeys(n for record in records for n in record) if n != "step"]
+    found: dict[str, None] = {}
+    for record in records:  # most have no new name, and there may be millions of names in all
+        if not record.keys() <= found.keys():
+            found |= dict.fromkeys(record)
+    return [name for name in found if name != "step"]
 
 
 def kept_steps(runs: Sequence[Mapping[int, float]], limit: int) -> list[int]:
@@ -44,22 +48,22 @@ def kept_steps(runs: Sequence[Mapping[int, float]], limit: int) -> list[int]:
     steps = sorted({step for values in runs for step in values})
     if len(steps) <= limit:
         return steps
+    heights = _heights(runs, steps)
     pieces = max(1, (limit - 2) // 2)
     kept = {steps[0], steps[-1]}
     for number in range(pieces):
         part = steps[len(steps) * number // pieces : len(steps) * (number + 1) // pieces]
-        kept |= {
-            min(part, key=lambda s: _height(runs, s)),
-            max(part, key=lambda s: _height(runs, s)),
-        }
+        kept |= {min(part, key=heights.__getitem__), max(part, key=heights.__getitem__)}
     return sorted(kept)
 
 
-def _height(runs: Sequence[Mapping[int, float]], step: int) -> float:
-    """Return the mean of the values at a step."""
-    found = [values[step] for values in runs if step in values]
-    height = mean(found)
-    return height if math.isfinite(height) else math.inf
+def _heights(runs: Sequence[Mapping[int, float]], steps: Sequence[int]) -> dict[int, float]:
+    """Return the mean of the values at each step; infinity in place of one that is not finite."""
+    if len(runs) == 1:  # at once: there may be millions of values
+        means = dict(runs[0])
+    else:
+        means = {step: mean([each[step] for each in runs if step in each]) for step in steps}
+    return {step: value if math.isfinite(value) else math.inf for step, value in means.items()}
 
 
 def shown(value: float | None) -> float | int | str | None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from roll.report.records import Record
+from roll.report.series import names_of
 
 MIN_STEPS = 8
 """Number of steps before a start can be told from an end."""
@@ -41,8 +42,12 @@ class Course:
 
     def names(self, pattern: str) -> list[str]:
         """Return the names of the metrics of steps that match a pattern with `*`."""
-        found = dict.fromkeys(name for record in self.steps for name in record)
-        return [name for name in found if fnmatchcase(name, pattern)]
+        return [name for name in self._all_names if fnmatchcase(name, pattern)]
+
+    @cached_property
+    def _all_names(self) -> list[str]:
+        """Names of all metrics of steps."""
+        return names_of(self.steps)
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """Return the finite values of a metric, with the step of each."""

@@ -212,6 +212,22 @@ def test_thinned_steps_have_the_smallest_and_largest_values() -> None:
     assert kept_steps([values], 1000) == sorted(values)
 
 
+class _Read(dict[int, float]):
+    """Values that count how often one is read."""
+
+    times = 0
+
+    def __getitem__(self, step: int) -> float:
+        self.times += 1
+        return super().__getitem__(step)
+
+
+def test_values_of_a_long_run_are_read_once() -> None:
+    runs = [_Read((step, float(step % 7)) for step in range(1000)) for _ in range(2)]
+    kept_steps(runs, 100)
+    assert [values.times for values in runs] == [1000, 1000]
+
+
 def test_runs_that_differ_in_the_seed_are_one_curve_and_others_another(tmp_path: Path) -> None:
     records = [run_records(seed=seed) for seed in range(3)]
     runs = [a_run(tmp_path / f"run-{s}", records[s], seed=s) for s in range(3)]

@@ -27,7 +27,7 @@ import pytest
 from typer.testing import CliRunner
 
 from roll.cli import app
-from roll.commands.watch import Watch
+from roll.commands.watch import EVERY_S, Watch, pause_s
 from roll.core.errors import DataError, UserError
 from roll.output_dir import run_lock
 from roll.output_dir.lock_owner import Owner
@@ -51,6 +51,11 @@ def one_more(folder: Path, by: int = 0) -> dict[str, object]:
     """The record of a next step, like those before; the last holds only a validation."""
     *_, before, last = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {**before, "step": last["step"] + by}
+
+
+def test_a_long_run_is_looked_at_less_often() -> None:
+    assert pause_s(0.01) == EVERY_S
+    assert pause_s(3.0) == 27.0
 
 
 def append(folder: Path, *records: dict[str, object]) -> None:
