@@ -1,4 +1,5 @@
-"""A Ray whose raylet is stopped is ended all the same; `ray.shutdown` alone would wait for ever."""
+"""A Ray whose raylet is stopped is ended all the same; `ray.shutdown` alone would wait for ever. No
+other user can enter its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = """
-import os, signal, sys
+import os, signal, stat, sys
 import ray
 from roll.distributed.on_ray import start as ray_start
 from roll.distributed.on_ray.environment import prepare_ray
@@ -26,6 +27,8 @@ with own_token():
     ray_start.start(num_cpus=1, num_gpus=0)
     actor = ray.remote(num_cpus=0)(Actor).remote()
     ray.get(actor.answer.remote())
+    folder = ray._private.worker._global_node.get_session_dir_path()
+    mode = stat.S_IMODE(os.stat(folder).st_mode)  # also after a worker has joined
     daemons = ray_start.daemons()
     raylet = next(daemon.pid for daemon in daemons if "raylet" in daemon.name)
     os.kill(raylet, signal.SIGSTOP)
@@ -34,6 +37,8 @@ with own_token():
     else:
         ray_start.shut_down(daemons, 2.0)
 left = [process_state(daemon.pid) for daemon in daemons]
+if mode != 0o700:
+    sys.exit(f"{folder} is open to others: {mode:o}")
 sys.exit(0 if not any(left) else f"{left} are left")
 """
 

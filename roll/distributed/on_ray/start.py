@@ -28,6 +28,14 @@ def start(*, num_cpus: int, num_gpus: int) -> None:
     it, and it ends with this process. Call this function inside `token.own_token`."""
     with _small_and_local():
         _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
+    _shut_out_others()
+
+
+def _shut_out_others() -> None:
+    """Let no other user into the folder of this Ray, which has its sockets, the logs of workers and
+    objects that do not fit into memory. Ray makes it for the users of a machine to share, so that
+    all may read and remove what is there."""
+    os.chmod(ray._private.worker._global_node.get_session_dir_path(), 0o700)
 
 
 def join(address: str | None) -> None:
