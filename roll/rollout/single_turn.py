@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roll.core.completion import Completion, Written
 from roll.core.errors import RewardError
+from roll.core.step_rewards import require_reward
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
 from roll.rollout.fleet.fleet import Fleet
@@ -207,15 +207,16 @@ class UnfinishedGroup:
 
 
 def _check_scored(scored: Sequence[ScoredSample], samples: Sequence[Sample], group_id: str) -> None:
-    """Raise RewardError unless `scored` has the ids of `samples`, in order, and finite rewards."""
+    """Raise RewardError unless `scored` has the ids of `samples`, in order, and rewards with which a
+    step can compute."""
     found, expected = [one.sample.id for one in scored], [sample.id for sample in samples]
     if found != expected:
         raise RewardError(f"rewards of group {group_id} came back for {found}; expected {expected}")
     for one in scored:
-        if not math.isfinite(one.reward):
-            raise RewardError(
-                f"sample {one.sample.id} has reward {one.reward}; expected a finite number"
-            )
+        try:
+            require_reward(one.reward, f"the reward of sample {one.sample.id}, the sum of all,")
+        except ValueError as error:
+            raise RewardError(f"{error}; look at the rewards and their `weight`") from None
 
 
 class _Clock:

@@ -124,12 +124,19 @@ def test_verdicts_in_another_order_are_refused() -> None:
         asyncio.run(single_turn(ScriptedEngine(), score=reversed_).run(TASK))
 
 
-def test_a_reward_that_is_not_finite_is_refused() -> None:
-    async def nan(samples: list[Sample]) -> list[ScoredSample]:
-        return [ScoredSample(sample, float("nan")) for sample in samples]
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (float("nan"), r"4/p0/0, the sum of all, must be finite, found nan; look at"),
+        (1e39, r"4/p0/0, the sum of all, must lie between -1e\+15 and 1e\+15, found 1e\+39"),
+    ],
+)
+def test_a_reward_with_which_no_step_can_compute_is_refused(reward: float, told: str) -> None:
+    async def scored(samples: list[Sample]) -> list[ScoredSample]:
+        return [ScoredSample(sample, reward) for sample in samples]
 
-    with pytest.raises(RewardError, match="4/p0/0 has reward nan"):
-        asyncio.run(single_turn(ScriptedEngine(), score=nan).run(TASK))
+    with pytest.raises(RewardError, match=told):
+        asyncio.run(single_turn(ScriptedEngine(), score=scored).run(TASK))
 
 
 def test_a_replica_counts_what_is_under_way_and_forgets_it_at_the_end() -> None:
