@@ -1,4 +1,4 @@
-"""Divergences against loops over tokens, and what must hold of any of them."""
+"""Divergences against loops over tokens, what must hold of any of them, and losses from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.algorithms.divergences import divergence
+from roll.algorithms.loss_interface import PolicyTerms
+from roll.algorithms.losses.distill import DistillLoss, DistillTerm
+from roll.config.algorithm import DistillTermConfig
 from roll.config.algorithm.divergences import (
     AdaptiveKlConfig,
+    DistillLossConfig,
     DivergenceConfig,
     ForwardKlConfig,
     JensenShannonConfig,
@@ -20,6 +24,7 @@ from roll.config.algorithm.divergences import (
     SkewedForwardConfig,
     SkewedReverseConfig,
 )
+from tests.tiny import rollout_batch
 
 V = 7
 
@@ -118,3 +123,46 @@ def test_a_token_that_one_side_rules_out_gives_no_nan(config: DivergenceConfig) 
     assert torch.isfinite(found).all()
     assert other.grad is not None
     assert torch.isfinite(other.grad).all()
+
+
+def test_the_loss_is_the_divergence_and_the_likelihood_with_their_coefficients() -> None:
+    batch = rollout_batch()
+    mask_BT = batch.loss_mask
+    logprobs_BT = (-torch.rand(mask_BT.shape) - 0.1).masked_fill(~mask_BT, torch.nan)
+    logprobs_BT.requires_grad_()
+    divergence_BT = torch.rand(mask_BT.shape, requires_grad=True)
+    terms = PolicyTerms(logprobs_BT, divergence_BT=divergence_BT)
+    found = DistillLoss(DistillLossConfig(coef=2.0, sft_coef=0.3))(terms, batch)
+    expected_BT = torch.where(mask_BT, 2 * divergence_BT - 0.3 * logprobs_BT, 0.0)
+    torch.testing.assert_close(found.loss_BT, expected_BT)
+    assert list(found.parts_BT) == ["distill", "sft"]
+    torch.testing.assert_close(sum(found.parts_BT.values()), found.loss_BT.detach())
+    told = found.metrics_BT
+    torch.testing.assert_close(told["divergence"][mask_BT], divergence_BT[mask_BT].detach())
+    torch.testing.assert_close(told["nll"][mask_BT], -logprobs_BT[mask_BT].detach())
+    kept = [*found.parts_BT.values(), *told.values()]
+    assert not any(each_BT.requires_grad for each_BT in kept)
+
+
+def test_without_imitation_the_likelihood_is_only_told() -> None:
+    batch = rollout_batch()
+    logprobs_BT, divergence_BT = -torch.rand(2, *batch.loss_mask.shape)
+    found = DistillLoss(DistillLossConfig())(
+        PolicyTerms(logprobs_BT, divergence_BT=-divergence_BT), batch
+    )
+    assert list(found.parts_BT) == ["distill"]
+    torch.testing.assert_close(found.loss_BT, -divergence_BT * batch.loss_mask)
+    assert "nll" in found.metrics_BT
+
+
+def test_beside_a_policy_loss_it_is_the_divergence_itself() -> None:
+    batch = rollout_batch()
+    divergence_BT = torch.rand(batch.loss_mask.shape, requires_grad=True)
+    zeros_BT = torch.zeros_like(divergence_BT)
+    term = DistillTerm(DistillTermConfig(coef=0.5))
+    found = term(PolicyTerms(zeros_BT, divergence_BT=divergence_BT), batch)
+    assert torch.equal(found.loss_BT, divergence_BT)
+    assert torch.equal(found.metrics_BT["distill/divergence"], divergence_BT.detach())
+    assert not found.metrics_BT["distill/divergence"].requires_grad
+    with pytest.raises(ValueError, match="no teacher said anything"):
+        term(PolicyTerms(zeros_BT), batch)

@@ -76,6 +76,17 @@ def test_an_outlier_is_clamped_and_has_no_gradient() -> None:
     assert logprobs.grad.item() == 0
 
 
+@pytest.mark.parametrize("gap", [-2000.0, 2000.0])
+def test_a_gap_whose_exponential_is_infinite_has_no_gradient(gap: float) -> None:
+    """The clamp of the value alone would make it 0 times infinity, which is not a number."""
+    logprobs = torch.tensor([gap], requires_grad=True)
+    value = k3(logprobs, torch.zeros(1))
+    value.sum().backward()
+    assert value.item() == 10
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == 0
+
+
 @given(st.floats(-30, 0, width=32), st.floats(-30, 0, width=32))
 def test_k3_k2grad_is_k3_to_the_eye_and_k2_to_the_optimizer(logprob: float, ref: float) -> None:
     logprobs = torch.tensor([logprob], dtype=torch.float64, requires_grad=True)

@@ -22,7 +22,6 @@ from roll.config.algorithm import (
     Aggregation,
     DistillTermConfig,
     EntropyConfig,
-    KlConfig,
     LossTermConfig,
     PreferenceTermConfig,
     SpinConfig,
@@ -169,6 +168,14 @@ def nll(row: Row) -> list[float]:
     return [-n if sum(row.adv) > 0 else 0.0 for n in row.new]
 
 
+def kl_k1(row: Row) -> list[float]:
+    return [n - r for n, r in zip(row.new, row.ref, strict=True)]
+
+
+def kl_k3(row: Row) -> list[float]:
+    return [math.exp(r - n) - 1 - (r - n) for n, r in zip(row.new, row.ref, strict=True)]
+
+
 def loss_term(kind: str, **options: Any) -> LossTerm:
     """The term of this kind, with the coefficient 1 where no other is given."""
     return LOSSES.build(TERM.validate_python({"kind": kind, "coef": 1.0, **options}))
@@ -191,6 +198,8 @@ ORACLES: dict[str, tuple[LossTerm, Callable[[Row], list[float]]]] = {
     "clip_cov": (loss_term("clip_cov", clip_low=0.2, clip_high=0.28), clip_cov),
     "kl_cov": (loss_term("kl_cov", penalty=0.9), kl_cov),
     "nll": (loss_term("nll"), nll),
+    "kl_k1": (loss_term("kl", estimator="k1"), kl_k1),
+    "kl_k3": (loss_term("kl", estimator="k3"), kl_k3),
 }
 STOPPED = {"pg", "gspo_token", "cispo", "topr", "kimi", "kimi_token", "dro", "dppo_tv", "dppo_kl"}
 DEFAULTS = ["pg", "ppo_clip", "gspo", "gmpo", "cispo", "dppo", "sapo", "topr", "kimi", "dro"]
@@ -244,7 +253,7 @@ def gradient(term: LossTerm, logprobs_BT: Tensor, batch: RolloutBatch) -> Tensor
 
 def test_every_registered_term_has_an_oracle_or_is_tested_elsewhere() -> None:
     tested = {type(term.config) for term, _ in ORACLES.values()}
-    elsewhere = {KlConfig, EntropyConfig, DistillTermConfig, PreferenceTermConfig, SpinConfig}
+    elsewhere = {EntropyConfig, DistillTermConfig, PreferenceTermConfig, SpinConfig}
     assert set(LOSSES) == tested | elsewhere
 
 
@@ -349,6 +358,25 @@ def test_a_row_without_trained_tokens_gives_zero(name: str) -> None:
     batch = replace(batch, token_weights=torch.zeros_like(new_BT))
     assert reduced(loss_term(name), new_BT, batch).item() == 0
     assert (gradient(loss_term(name), new_BT, batch) == 0).all()
+    # A mean over no tokens is 0, not NaN, which only the weights would hide.
+    assert loss_term(name)(PolicyTerms(new_BT), batch).loss_BT.isfinite().all()
+
+
+def test_a_sample_without_advantage_is_not_imitated() -> None:
+    """Such as all samples of a prompt that none of them solves."""
+    new_BT, batch = example(4)
+    batch = replace(batch, advantages=torch.zeros_like(new_BT))
+    found = loss_term("nll")(PolicyTerms(new_BT), batch)
+    assert (found.loss_BT == 0).all()
+    assert (found.metrics_BT["nll/positive_fraction"] == 0).all()
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_metrics_keep_no_graph_of_the_forward_pass(name: str) -> None:
+    new_BT, batch = example(4)
+    found = ORACLES[name][0](PolicyTerms(new_BT.requires_grad_()), batch)
+    assert found.loss_BT.requires_grad
+    assert not any(values_BT.requires_grad for values_BT in found.metrics_BT.values())
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -432,6 +460,31 @@ def test_clip_metrics_count_what_the_clip_cuts() -> None:
     gmpo_BT = loss_term("gmpo")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"] == 1
     cut_BT = torch.where(advantages_BT >= 0, ratio_BT > math.exp(0.4), ratio_BT < math.exp(-0.4))
     assert torch.equal(gmpo_BT[mask_BT], cut_BT[mask_BT])
+    topr_BT = loss_term("topr")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"]
+    for i, row in enumerate(rows_of(new_BT, new_BT, batch)):
+        truncated = [math.prod(row.ratios) > 1 and advantage < 0 for advantage in row.adv]
+        assert (topr_BT[i][mask_BT[i]] == 1).tolist() == truncated
+
+
+RATIOS: dict[str, Callable[[Row], float]] = {
+    "gspo": lambda row: math.prod(row.ratios) ** (1 / len(row.new)),
+    "gspo_token": lambda row: math.prod(row.ratios) ** (1 / len(row.new)),
+    "gmpo": lambda row: -gmpo(row)[0] / row.adv[0],
+    "topr": lambda row: min(math.prod(row.ratios), 1.0),
+}
+"""Ratio of the terms that have one for each row; that of all others is the token's."""
+
+
+@pytest.mark.parametrize("name", sorted(set(ORACLES) - {"nll", "kl_k1", "kl_k3"}))
+def test_every_term_reports_its_ratio_and_the_divergence_from_the_old_policy(name: str) -> None:
+    new_BT, batch = example(7)
+    found = ORACLES[name][0](PolicyTerms(new_BT), batch).metrics_BT
+    for i, row in enumerate(rows_of(new_BT, new_BT, batch)):
+        mine = batch.loss_mask[i]
+        ratios = [RATIOS[name](row)] * len(row.new) if name in RATIOS else row.ratios
+        assert found["ratio/mean"][i][mine].tolist() == pytest.approx(ratios)
+        divergences = [ratio - 1 - math.log(ratio) for ratio in row.ratios]
+        assert found["approx_kl"][i][mine].tolist() == pytest.approx(divergences)
 
 
 def test_the_gate_of_sapo_has_slope_one_at_ratio_one_and_flattens() -> None:

@@ -91,6 +91,12 @@ def test_rows_without_trained_tokens_change_nothing(mode: Aggregation) -> None:
     assert torch.equal(token_weights(longer_BT, mode, max_tokens=9)[:4], weights_BT)
 
 
+def test_the_smallest_divisor_of_constant_aggregation_is_one() -> None:
+    mask_BT = torch.tensor([[True, True], [True, False]])
+    weights_BT = token_weights(mask_BT, Aggregation.CONSTANT, max_tokens=1)
+    assert torch.equal(weights_BT, mask_BT / 2)
+
+
 @pytest.mark.parametrize("max_tokens", [None, 0])
 def test_constant_aggregation_without_its_divisor_says_what_to_pass(max_tokens: int | None) -> None:
     with pytest.raises(ValueError, match="aggregation_tokens"):
