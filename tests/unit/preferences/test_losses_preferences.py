@@ -129,6 +129,9 @@ def test_imitation_is_added_for_the_chosen_responses_alone() -> None:
     means = [logprobs[row][pairs.loss_mask[row]].mean().item() for row in range(0, 2 * PAIRS, 2)]
     want = plain.item() - 0.7 * sum(means) / PAIRS
     assert reduced(both, pairs).item() == pytest.approx(want, rel=1e-5)
+    shares = [reduced(TokenLoss(part), pairs).item() for part in both.parts_BT.values()]
+    assert list(both.parts_BT) == ["preference", "sft"]
+    assert shares == pytest.approx([plain.item(), want - plain.item()], rel=1e-5)
 
 
 def test_kto_weighs_wanted_and_unwanted_responses_around_the_divergence() -> None:
@@ -167,6 +170,7 @@ def test_kto_of_a_policy_that_is_its_reference_is_a_half() -> None:
     )
     got = LabelledLoss(KtoConfig())(PolicyTerms(logprobs), labelled)
     assert reduced(got, labelled).item() == pytest.approx(0.5, abs=1e-6)
+    assert (got.metrics_B["accuracy"] == 0.5).all()
 
 
 def test_bradley_terry_takes_margins_and_centres() -> None:
@@ -180,9 +184,16 @@ def test_bradley_terry_takes_margins_and_centres() -> None:
         want += -logsig(c - r - pairs.margins[2 * p].item()) + 0.1 * (c + r) ** 2
     got = BradleyTerryLoss(BradleyTerryConfig(center_coef=0.1))(ScoreTerms(scores), pairs)
     assert reduced(got, pairs).item() == pytest.approx(want / PAIRS, rel=1e-5)
+    own = [scores[row, pairs.lengths[row] - 1].item() for row in range(2 * PAIRS)]
+    right = [float(own[2 * p] > own[2 * p + 1]) for p in range(PAIRS) for _ in range(2)]
+    assert got.metrics_B["accuracy"].tolist() == right
+    for name, place in (("score_chosen", 0), ("score_rejected", 1)):
+        told = [own[2 * p + place] for p in range(PAIRS) for _ in range(2)]
+        assert got.metrics_B[name].tolist() == pytest.approx(told)
     even = replace(pairs, margins=torch.zeros(2 * PAIRS))
     zero = BradleyTerryLoss(BradleyTerryConfig())(ScoreTerms(torch.zeros_like(scores)), even)
     assert reduced(zero, even).item() == pytest.approx(math.log(2), abs=1e-6)
+    assert (zero.metrics_B["accuracy"] == 0.5).all()
 
 
 @pytest.mark.parametrize("config", [config for config, _ in CASES], ids=lambda c: c.kind)

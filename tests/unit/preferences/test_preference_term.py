@@ -88,6 +88,23 @@ def test_a_prompt_with_one_sample_has_no_pair() -> None:
         paired(batch.select([0]))
 
 
+def test_two_samples_are_a_pair_unless_nobody_trains_them() -> None:
+    batch = step().select([0, 1])
+    mask_BT = torch.ones_like(batch.loss_mask)
+    batch = replace(
+        batch,
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        rewards=torch.tensor([0.0, 1.0]),
+        loss_mask=mask_BT,
+    )
+    pairs = paired(batch)
+    assert pairs.sample_ids == [batch.sample_ids[1], batch.sample_ids[0]]
+    assert pairs.loss_mask.all()
+    nobody = paired(replace(batch, loss_mask=torch.zeros_like(mask_BT)))
+    assert nobody.sample_ids == batch.sample_ids
+    assert not nobody.loss_mask.any()
+
+
 def update_of(pairs: RolloutBatch) -> RolloutBatch:
     weights_BT = token_weights(pairs.loss_mask, Aggregation.SEQUENCE_MEAN)
     return replace(pairs, token_weights=weights_BT)

@@ -20,7 +20,7 @@ from roll.config.algorithm import Aggregation, AlgorithmConfig, SpinConfig
 from roll.config.errors import ConfigError
 from roll.config.sections.data import DataConfig, TemplateConfig
 from roll.core.batches import PairedRollouts
-from roll.core.completion import TOKEN_TYPE, Completion, FinishReason
+from roll.core.completion import NOBODY, TOKEN_TYPE, Completion, FinishReason
 from roll.core.errors import DataError
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt, Sample
@@ -73,6 +73,16 @@ def test_a_pair_is_the_answer_and_the_response() -> None:
         assert rows.loss_mask[i].nonzero()[:, 0].tolist() == where
     assert rows.rollout_logprobs is None
     assert dense(step()).rollout_logprobs is not None
+
+
+def test_what_the_policy_did_not_write_is_trained_in_no_response() -> None:
+    prompt = Prompt("d:a", PROMPTS["a"], "", "answer", "x")
+    done = Completion.of([2, 3, 4], [-0.5, 0.0, -0.5], [3, NOBODY, 3], FinishReason.STOP)
+    group = Group(prompt, (ScoredSample(Sample("a/0", "a", prompt, done), 0.0),), 0)
+    table, _ = with_answers(assemble([group]), [group], lambda _: array(TOKEN_TYPE, [7, 8]))
+    rows = dense(paired_with_answers(table))
+    assert rows.sample_ids == ["a/0/answer", "a/0"]
+    assert rows.loss_mask.int().tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
