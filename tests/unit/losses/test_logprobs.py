@@ -55,22 +55,30 @@ def by_hand(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tupl
     return logp, entropy
 
 
+@pytest.mark.parametrize("learned", ["logprobs", "entropy", "both"])
 @settings(max_examples=12)
 @given(
     st.integers(1, 30),
     st.floats(0.3, 2.0),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([None, 0.8, 3.0]),
 )
 def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
-    chunk: int, one: float, with_bias: bool, by_row: bool, cap: float | None
+    learned: str,
+    chunk: int,
+    one: float,
+    with_bias: bool,
+    frozen: bool,
+    by_row: bool,
+    cap: float | None,
 ) -> None:
     own_B = one * torch.linspace(0.5, 2.0, B, dtype=torch.float64)
     hidden, weight, bias, tokens = inputs()
     g = torch.Generator().manual_seed(1)
     up_logp, up_entropy = torch.randn(2, B, T, generator=g, dtype=torch.float64)
-    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    leaves = [hidden, *([] if frozen else [weight]), *([bias] if with_bias else [])]
     for leaf in leaves:
         leaf.requires_grad_()
     bias_V = bias if with_bias else None
@@ -78,7 +86,6 @@ def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     want = by_hand(logits, tokens, own_B if by_row else one)
-    want_grads = torch.autograd.grad((want[0] * up_logp + want[1] * up_entropy).sum(), leaves)
     everywhere = positions(torch.ones(B, T, dtype=torch.bool))
     got = from_hidden(
         hidden, weight, bias_V, tokens, everywhere,
@@ -86,9 +93,14 @@ def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
         cap=cap,
     )  # fmt: skip
     assert got.entropy_BT is not None
-    grads = torch.autograd.grad(
-        (got.logprobs_BT * up_logp + got.entropy_BT * up_entropy).sum(), leaves
-    )
+
+    def gradients(logp: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
+        """Of what is learned; the other result has no gradient at all."""
+        parts = {"logprobs": logp * up_logp, "entropy": entropy * up_entropy}
+        used = [part for name, part in parts.items() if learned in (name, "both")]
+        return torch.autograd.grad(torch.stack(used).sum(), leaves)
+
+    want_grads, grads = gradients(*want), gradients(got.logprobs_BT, got.entropy_BT)
     torch.testing.assert_close(got.logprobs_BT.double(), want[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.entropy_BT.double(), want[1], atol=1e-5, rtol=1e-5)
     for grad, want_grad in zip(grads, want_grads, strict=True):
