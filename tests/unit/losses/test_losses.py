@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms import EntropyBonus, KlToReference, PpoClip, SumLoss, build_loss, token_weights
-from roll.algorithms.loss_interface import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
+from roll.algorithms.update_metrics import advantage_metrics
 from roll.config.algorithm import (
     Aggregation,
     AlgorithmConfig,
@@ -21,6 +22,7 @@ from roll.config.algorithm import (
     PpoClipConfig,
 )
 from roll.core.batches import RolloutBatch
+from roll.core.metrics import Metrics
 from roll.strategy.training.reduce import LossMetrics
 from tests.tiny import rollout_batch
 
@@ -276,3 +278,50 @@ def test_a_maximum_over_no_trained_token_is_left_out() -> None:
         found = collected.take().values_by_name()
         assert ("mismatch/logprob_abs_max" in found) == bool(mask_BT.any())
         assert all(math.isfinite(value) for value in found.values())
+
+
+@pytest.mark.parametrize("mode", Aggregation)
+def test_metrics_of_ranks_and_micro_batches_are_those_of_the_whole_update(
+    mode: Aggregation,
+) -> None:
+    """Two ranks of three rows, each in two micro-batches; row 4 is not trained."""
+    _, batch = full_batch()
+    batch = batch.select(range(6)).keep(torch.arange(6) != 4)
+    mask_BT = batch.loss_mask
+    weights_BT = token_weights(mask_BT, mode, max_tokens=9).double()
+    g = torch.Generator().manual_seed(0)
+    part_BT, other_BT, seen_BT = torch.randn(3, *mask_BT.shape, generator=g, dtype=torch.float64)
+    seen_B = torch.randn(6, generator=g, dtype=torch.float64)
+    batch = replace(batch, token_weights=weights_BT)
+    found = []
+    for micros in ([0, 1], [2]), ([4], [3, 5]):
+        rank = LossMetrics(rows_local=3, dp_size=2)
+        for rows in micros:
+            loss = TokenLoss(
+                loss_BT=(part_BT + other_BT)[rows],
+                parts_BT={"policy": part_BT[rows], "kl": other_BT[rows]},
+                metrics_BT={"clip_fraction": seen_BT[rows]},
+                maxima_BT={"largest": seen_BT[rows]},
+                metrics_B={"accuracy": seen_B[rows]},
+            )
+            total = (loss.loss_BT * weights_BT[rows]).sum()
+            rank.add(loss, weights_BT[rows], mask_BT[rows], total)
+        own = batch.select([row for rows in micros for row in rows])
+        found.append(rank.take() | advantage_metrics(own, ranks=2))
+    advantages_BT = batch.require("advantages", made_by="full_batch")
+    trained = [0, 1, 2, 3, 5]
+    assert Metrics.concat(found).values_by_name() == pytest.approx(
+        {
+            "loss/total": ((part_BT + other_BT) * weights_BT).sum().item(),
+            "loss/policy": (part_BT * weights_BT).sum().item(),
+            "loss/kl": (other_BT * weights_BT).sum().item(),
+            "clip_fraction": seen_BT[mask_BT].mean().item(),
+            "largest": seen_BT[mask_BT].max().item(),
+            "accuracy": seen_B[trained].mean().item(),
+            "trained_tokens": mask_BT.sum().item(),
+            "advantage/mean": (advantages_BT * weights_BT).sum().item(),
+            "advantage/abs_mean": advantages_BT[mask_BT].abs().mean().item(),
+            "token_weights/sum": weights_BT.sum().item(),
+        },
+        rel=1e-5,
+    )
