@@ -90,6 +90,27 @@ def test_patches_count_as_tokens(rows: list[tuple[int, int]], budget: int, packe
         assert len(part) == 1 or tokens + sum(patches[row] for row in part) <= budget
 
 
+pair_of_rows = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=2, max_size=2)
+
+
+@given(st.lists(pair_of_rows, max_size=30), st.integers(1, 200), st.booleans())
+def test_pairs_of_unequal_rows_stay_together_and_within_the_budget(
+    pairs: list[list[tuple[int, int]]], budget: int, packed: bool
+) -> None:
+    lengths = [length for pair in pairs for length, _ in pair]
+    patches = [seen for pair in pairs for _, seen in pair]
+    parts = plan(lengths, budget, unit=2, packed=packed, patches=patches)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        assert all(
+            row % 2 == 0 and row + 1 == other
+            for row, other in zip(part[::2], part[1::2], strict=True)
+        )
+        own = [lengths[row] for row in part]
+        tokens = sum(own) if packed else len(part) * max(own)
+        assert len(part) == 2 or tokens + sum(patches[row] for row in part) <= budget
+
+
 @given(longer_lists, st.integers(1, 10_000), st.booleans())
 def test_rows_without_pictures_are_planned_as_ever(
     lengths: list[int], budget: int, packed: bool
