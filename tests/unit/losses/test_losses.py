@@ -23,7 +23,8 @@ from roll.config.algorithm import (
 )
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
-from roll.strategy.training.reduce import LossMetrics
+from roll.core.types import RankInfo
+from roll.strategy.training.reduce import LossMetrics, update_metrics
 from tests.tiny import rollout_batch
 
 
@@ -325,3 +326,13 @@ def test_metrics_of_ranks_and_micro_batches_are_those_of_the_whole_update(
         },
         rel=1e-5,
     )
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_ranks_count_a_skipped_step_once(applied: bool) -> None:
+    ranks = [RankInfo(rank, rank, 3, is_dp_leader=True) for rank in range(3)]
+    found = Metrics.concat(
+        [Metrics(update_metrics(2.5, 1e-6, applied=applied, info=info)) for info in ranks]
+    )
+    expected = {"grad_norm": 2.5, "lr": 1e-6, "skipped_steps": 0.0 if applied else 1.0}
+    assert found.values_by_name() == expected

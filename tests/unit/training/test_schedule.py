@@ -1,4 +1,4 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules, and which parameters decay."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import optimization
 
 from roll.config.sections.optimizers.kinds import AdamWConfig
+from roll.strategy.training import adamw
 from roll.strategy.training.schedule import Schedule, lr_at
 
 
@@ -73,6 +74,7 @@ def test_a_schedule_counts_updates_and_goes_on_from_any() -> None:
     assert [schedule.advance() for _ in range(5)] == rates(5, schedule="linear")
     schedule.updates = 2
     assert schedule.advance() == rates(5, schedule="linear")[2]
+    assert schedule.with_peak(3.0) == 3 * rates(5, schedule="linear")[2]
 
 
 def transformers_rates(make: Callable[..., Any], total: int, **settings: object) -> list[float]:
@@ -147,3 +149,24 @@ def test_the_inverse_root_stops_at_its_floor_and_needs_no_end() -> None:
     config = AdamWConfig(lr=1.0, schedule="inverse_sqrt", warmup_steps=3, min_lr_ratio=0.1)
     found = [lr_at(step, config, None) for step in (3, 15, 10_000)]
     assert found == pytest.approx([1.0, 0.5, 0.1])
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    shapes = {"matrix": (2, 3), "bias": (3,), "experts": (2, 2, 2), "scale": ()}
+    params = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    optimizer = torch.optim.AdamW(
+        adamw.groups([*params.values()]), lr=0.5, **adamw.options(AdamWConfig(weight_decay=0.2))
+    )
+    for param in params.values():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    found = {name: param.detach().unique().item() for name, param in params.items()}
+    decayed = pytest.approx(1 - 0.5 * 0.2)
+    assert found == {"matrix": decayed, "bias": 1, "experts": decayed, "scale": 1}
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3,)])
+def test_a_group_without_parameters_is_left_out(shape: tuple[int, ...]) -> None:
+    only = torch.nn.Parameter(torch.ones(shape))
+    (group,) = adamw.groups([only])
+    assert group["params"] == [only]
