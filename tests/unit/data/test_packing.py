@@ -29,6 +29,12 @@ def test_every_sequence_is_in_one_bin_that_holds_it_and_bins_are_few(lengths: li
     assert len(bins) <= first_fit_decreasing(lengths, 50)
 
 
+def test_best_fit_saves_a_bin_where_first_fit_needs_one_more() -> None:
+    lengths = [15, 9, 7, 4, 3, 2]
+    assert first_fit_decreasing(lengths, 20) == 3
+    assert pack(lengths, 20) == [[0, 4, 5], [1, 2, 3]]
+
+
 def test_what_cannot_fit_is_named() -> None:
     with pytest.raises(ValueError, match="sequence 1 has 11 tokens; a bin takes 1 to 10"):
         pack([3, 11], 10)
