@@ -264,3 +264,6 @@ def test_the_tokens_of_a_sample_are_those_of_all_its_rows() -> None:
     samples = ScoredSample(rows[0], 1.0, branches=tuple(rows[1:])), ScoredSample(rows[1], 0.0)
     table = assemble([Group(TASK.prompt, samples, 0)])
     assert table.trained_tokens().tolist() == [5, 1]
+    first = table.keep(torch.tensor([True, False]))
+    assert first.trained_tokens().tolist() == [5, 0]
+    assert first.keep(torch.tensor([False, True])).trained_tokens().tolist() == [0, 0]
