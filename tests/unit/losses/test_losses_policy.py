@@ -460,10 +460,15 @@ def test_clip_metrics_count_what_the_clip_cuts() -> None:
     gmpo_BT = loss_term("gmpo")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"] == 1
     cut_BT = torch.where(advantages_BT >= 0, ratio_BT > math.exp(0.4), ratio_BT < math.exp(-0.4))
     assert torch.equal(gmpo_BT[mask_BT], cut_BT[mask_BT])
-    topr_BT = loss_term("topr")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_topr_counts_tokens_of_bad_responses_that_have_become_likelier(seed: int) -> None:
+    new_BT, batch = example(seed)
+    found_BT = loss_term("topr")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"]
     for i, row in enumerate(rows_of(new_BT, new_BT, batch)):
         truncated = [math.prod(row.ratios) > 1 and advantage < 0 for advantage in row.adv]
-        assert (topr_BT[i][mask_BT[i]] == 1).tolist() == truncated
+        assert (found_BT[i][batch.loss_mask[i]] == 1).tolist() == truncated
 
 
 RATIOS: dict[str, Callable[[Row], float]] = {
