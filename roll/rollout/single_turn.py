@@ -207,8 +207,8 @@ class UnfinishedGroup:
 
 
 def _check_scored(scored: Sequence[ScoredSample], samples: Sequence[Sample], group_id: str) -> None:
-    """Raise RewardError unless `scored` has the ids of `samples`, in order, and rewards with which a
-    step can compute."""
+    """Raise RewardError unless `scored` has the ids of `samples`, in order, and rewards with which
+    a step can compute."""
     found, expected = [one.sample.id for one in scored], [sample.id for sample in samples]
     if found != expected:
         raise RewardError(f"rewards of group {group_id} came back for {found}; expected {expected}")
