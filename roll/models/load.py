@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -34,6 +35,8 @@ from roll.models.parts.head import split_value_head
 from roll.models.vision.parts import generating_class, sees
 from roll.models.vocabulary import check_tokenizer_files
 
+UNREADABLE = (OSError, ValueError, KeyError, StrictDataclassError)
+"""Errors of transformers on files of a model that are missing or wrong."""
 _LOADING = threading.Lock()
 """Lock that all loads of this process take. transformers changes global state while it loads; two
 loads at once (an engine and a trainer in `LocalCluster`) would report tied weights as missing."""
@@ -55,7 +58,7 @@ def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedToken
         return AutoTokenizer.from_pretrained(
             path, trust_remote_code=model.trust_remote_code, local_files_only=not fetch
         )
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise ConfigError(_what_failed("tokenizer", path, error)) from error
 
 
@@ -70,7 +73,7 @@ def load_config(model: ModelConfig) -> PreTrainedConfig:
     _check_folder(model.path, model)
     try:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
     config = overridden(config, model.overrides)
     _without_dropout(config)
@@ -298,7 +301,8 @@ def _what_failed(what: str, path: str, error: Any) -> str:
         path: folder, or name on the hub, from which it was to be loaded.
         error: exception of transformers.
     """
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    reason = " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
     if "custom code" in reason:
         return (
             f"{what} {path!r} has code of its own, which is run only with "

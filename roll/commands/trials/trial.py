@@ -1,5 +1,5 @@
-"""Trials of `roll check`: rows of each source through the tokenizer, and one row through each
-reward.
+"""Trials of `roll check`: the configs of models, rows of each source through the tokenizer, and one
+row through each reward.
 
 This takes seconds, most of them for importing the tokenizer's library, which happens only if there
 is something to try. Nothing is downloaded.
@@ -27,7 +27,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.user_code.import_path import searched_first
-from roll.core.errors import DataError, NotMadeYetError, RowError
+from roll.core.errors import ConfigError, DataError, NotMadeYetError, RowError
 from roll.core.hub import is_cached, similar_folder
 from roll.data.sources import raw_rows, resolve_format
 
@@ -52,6 +52,8 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
         if wrong := wrong_code(config, folder):
             return Trial(wrong=wrong)
         trial = _try_rows(config, folder)
+        if not trial.wrong:
+            _try_models(config, trial)
         try_parts(config, trial)
     return trial
 
@@ -75,6 +77,19 @@ def _try_rows(config: RunConfig, folder: Path) -> Trial:
         if not trial.wrong:
             try_rewards(config.rewards, folder, trial, config.judges)
     return trial
+
+
+def _try_models(config: RunConfig, trial: Trial) -> None:
+    """Read the config.json of each model that lies in a folder; add the mistakes to `trial`, such
+    as a model that the installed transformers does not know."""
+    from roll.models.load import load_config
+
+    for key, model in config.models.items():
+        if Path(model.path).expanduser().is_dir():
+            try:
+                load_config(model)
+            except UserError as error:
+                trial.wrong.append(ConfigError(f"{key}: {error}"))
 
 
 def _try_sandboxes(config: RlvrBase, trial: Trial) -> None:

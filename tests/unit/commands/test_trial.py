@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,24 @@ def test_what_is_not_on_this_machine_is_named_and_not_fetched(task: Path) -> Non
     assert code == 0
     assert "later.jsonl: not made yet, no rows tried" in told
     assert told.splitlines()[-1] == "nothing wrong in the file; it cannot run here yet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "later"}, "Transformers does not recognize this architecture"),
+        ({"num_hidden_layers": "two"}, "'num_hidden_layers' expected int, got str (value: 'two')"),
+    ],
+)
+def test_a_model_whose_config_cannot_be_read_is_refused(
+    task: Path, tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    shutil.copytree(task.parent / "model", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    code, told = check(task, f"model.path={tmp_path / 'model'}")
+    assert code == 2, told
+    assert why in " ".join(told.split())
 
 
 TURNS = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
