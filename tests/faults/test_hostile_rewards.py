@@ -216,7 +216,7 @@ def _root() -> Path:
     return Path(__file__).parents[2]
 
 
-def _wait_until(condition: object, what: str, timeout_s: float = 10) -> None:
+def _wait_until(condition: object, what: str, timeout_s: float = 60) -> None:
     assert callable(condition)
     end = time.monotonic() + timeout_s
     while not condition():
