@@ -51,12 +51,14 @@ FOR_EPISODES = {"gigpo", "turn_ppo"}
 FITTING = {**dict.fromkeys(FOR_EPISODES, AGENTIC), "spin": ANSWERED}
 """Preset -> the examples that it fits, if these are not `EXAMPLES`."""
 BESIDE = {
+    "agentic_self_play": ["reference={pool: all}"],
     "async_8b.yaml": ["algorithm.correction=null"],
     "on_policy.yaml": ["teachers.sorter=null", "data.samples_per_prompt=8"],
     "on_policy_distill_8b.yaml": ["teachers.large=null"],
 }
 """What an example needs beside a preset: teachers, whom no preset asks, and weights of tokens,
-which losses by sequence refuse, are left out."""
+which losses by sequence refuse, are left out; and a reference that follows, with which not all
+presets compare."""
 
 
 @functools.cache
@@ -98,7 +100,8 @@ def _tuples(value: Any) -> Any:
     ids=lambda value: value if isinstance(value, str) else str(value.relative_to(ROOT)),
 )
 def test_the_command_line_trains_the_preset_that_it_names(example: Path, preset: str) -> None:
-    beside = [*BESIDE.get(example.name, ()), *(["max_steps=300"] if preset == "vapo" else ())]
+    named = BESIDE.get(example.name, BESIDE.get(example.parent.name, ()))
+    beside = [*named, *(["max_steps=300"] if preset == "vapo" else ())]
     config = load_config(example, [f"algorithm.preset={preset}", *beside]).config
     assert isinstance(config, RlvrBase)
     check(config, preset)
