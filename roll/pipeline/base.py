@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -37,10 +35,11 @@ from roll.output_dir.resume import (
     where_it_goes_on,
 )
 from roll.output_dir.sample_files import drop_samples
-from roll.output_dir.summary import FILE, write_summary
+from roll.output_dir.summary import FILE
 from roll.output_dir.trackers import Trackers, open_trackers
 from roll.output_dir.whole_file import replace_file
 from roll.pipeline.outputs.saves import Saves
+from roll.pipeline.outputs.session import Session
 from roll.pipeline.profiling import StepProfiler
 from roll.runtime.run_data import RunData
 from roll.workers.model import TrainWorker
@@ -88,13 +87,10 @@ class Pipeline(ABC, Generic[C]):
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.saves = Saves(self.checkpoints, config.cluster.call_timeout_s)
         self.timers = Timers()
-        self._begun = time.perf_counter()
-        self._earlier_s = 0.0
-        self._under_way = False
+        self.session = Session(self.output_dir, self._rows_told)
         self._patience = Patience(config.validation.stop, {})
         self.wish = StopWish(self.config.stop_at)
         self._ended_early: str | None = None
-        self._failed_trackers: Sequence[str] = ()
 
     @classmethod
     @abstractmethod
@@ -194,31 +190,24 @@ class Pipeline(ABC, Generic[C]):
         if done is not None:
             with self.saves:  # the last session may have been killed before its copy was made
                 return done
-        self._begun = time.perf_counter()
+        self.session.begin()
         self.output_dir.mkdir(parents=True, exist_ok=True)
         start = find_start(self.config)
         try:
             self._run(start)
         except (KeyboardInterrupt, StoppedEarlyError) as stop:
-            self._note_end("stopped", stop)
+            self.session.note_end("stopped", stop)
             if isinstance(stop, KeyboardInterrupt):
                 stop.add_note(where_it_goes_on(self.config))
             raise
         except Exception as error:
-            self._note_end("failed", error)
+            self.session.note_end("failed", error)
             raise
-        return write_summary(
-            self.output_dir,
-            status="finished",
-            wall_s=self._wall_s(),
-            ended_early=self._ended_early,
-            failed_trackers=self._failed_trackers,
-            rows=self._rows_told(),
-        )
+        return self.session.finish(self._ended_early)
 
     def _run(self, start: Start) -> None:
         """Open the pipeline, do the rest of the run, and close it, unless `open` has failed."""
-        self._earlier_s = start.state.wall_s if start.state else 0.0
+        self.session.earlier_s = start.state.wall_s if start.state else 0.0
         self.open()
         try:
             self._resume_and_train(start)
@@ -230,7 +219,7 @@ class Pipeline(ABC, Generic[C]):
         left, log a validation that is not recorded yet."""
         config, state = self.config, start.state
         self.restore(start.checkpoint, state)
-        self._under_way = True
+        self.session.under_way = True
         self._patience = Patience(config.validation.stop, state.patience if state else {})
         self._ended_early, done = start.ended_early(config), start.step
         if start.step < config.max_steps and self._ended_early is None:
@@ -359,7 +348,7 @@ class Pipeline(ABC, Generic[C]):
             step=done,
             sampler=self.sampler_state(),
             carried=carried,
-            wall_s=self._wall_s(),
+            wall_s=self.session.wall_s,
             rendered_at=self.data.rendered_at.isoformat(),
             patience=self._patience.state,
             optimizer=self.config.checkpoint.optimizer or not self.learners(),
@@ -376,7 +365,7 @@ class Pipeline(ABC, Generic[C]):
             resolved=json.loads(self.written.model_dump_json()),
             phase=lambda: self.timers.phase,
         )
-        self._failed_trackers = trackers.failed
+        self.session.failed_trackers = trackers.failed
         return trackers
 
     def _write_config(self) -> None:
@@ -389,30 +378,7 @@ class Pipeline(ABC, Generic[C]):
         (self.output_dir / FILE).unlink(missing_ok=True)
         replace_file(self.output_dir / "config.yaml", run_file_text(self.written))
 
-    def _wall_s(self) -> float:
-        """Return the time spent on this run over all sessions up to now, in seconds."""
-        return self._earlier_s + time.perf_counter() - self._begun
-
     def _rows_told(self) -> list[dict[str, Any]]:
         """Return what became of the rows of each source; nothing for a pipeline of the user's with
         data of its own."""
         return self.data.rows_told() if isinstance(self.data, RunData) else []
-
-    def _note_end(self, status: str, error: BaseException) -> None:
-        """Write to summary.json how the run ended, if the disk allows it. If the session failed
-        before training could begin, a summary of an earlier session stays as it is."""
-        if not self._under_way and (self.output_dir / FILE).exists():
-            return
-        first_line = (str(error).splitlines() or [""])[0]
-        line = f"{type(error).__name__}: {first_line}"
-        try:
-            write_summary(
-                self.output_dir,
-                status=status,
-                wall_s=self._wall_s(),
-                error=line,
-                failed_trackers=self._failed_trackers,
-                rows=self._rows_told(),
-            )
-        except OSError as unwritable:
-            logger.warning("summary.json could not be written: %s", unwritable)
