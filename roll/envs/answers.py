@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from roll.core.step_rewards import require_reward
 from roll.envs.api import finite
 
 NEW_CONTEXT = "new_context"
@@ -23,14 +24,15 @@ def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
 
 
 def reward_of(reward: Any) -> float:
-    """Return the reward of a turn; ValueError if it is no finite number."""
+    """Return the reward of a turn; ValueError if it is no finite number, or one with which a step
+    cannot compute."""
     try:
         value = float(reward)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(f"the reward must be a finite number, found {short(reward)}")
-    return value
+    return require_reward(value, "the reward")
 
 
 def short(value: Any) -> str:

@@ -108,6 +108,7 @@ def saying(*answer: Any) -> Callable[..., Any]:
         ({"step": saying("go", 0.0, False, False, {"n": float("inf")})}, "is not finite"),
         ({"step": saying("go", 0.0, False, False, {"state": [1]})}, "text or a whole number"),
         ({"step": saying("go", 10**400, False, False, {})}, "finite number, found 1000"),
+        ({"step": saying("go", 1e39, False, False, {})}, "step: the reward must lie between"),
         ({"step": saying("go", 10**5000, False, False, {})}, "found int that cannot be shown"),
         ({"step": saying("go", 0.0, False, False, {"n": 10**400})}, "is not finite"),
         ({"step": saying(10**5000, 0.0, False, False, {})}, "step: Exceeds the limit"),

@@ -200,6 +200,10 @@ def cancelled_elsewhere(*_: Any) -> Any:
         ({"reset": lambda *_: (None, {})}, r"an observation must be a text or messages"),
         ({"step": lambda _: ("go", 1.0, True)}, r"result of step is wrong: expected"),
         ({"step": lambda _: ("go", float("nan"), False, False, {})}, "a finite number, found nan"),
+        (
+            {"step": lambda _: ("go", 1e39, False, False, {})},
+            "the reward must lie between -1e.15 and",
+        ),
         ({"step": lambda _: ("go", "much", False, False, {})}, "a finite number, found 'much'"),
         ({"step": lambda _: ("go", None, False, False, {})}, "a finite number, found None"),
         ({"step": lambda _: (b"go", 0.0, False, False, {})}, "text or messages, found bytes b'go'"),
@@ -271,12 +275,12 @@ def test_only_numbers_that_are_finite_as_floats_are_kept_of_info() -> None:
         "won": True,
         "text": "x",
     }
-    end = ("", -(2**1000), True, False, {**info, "a": 2})
+    end = ("", -(2**40), True, False, {**info, "a": 2})
     env = Echo(reset=lambda *_: ("go", info), step=lambda _: end)
     first, last = played(whole, env)
     assert first.info == {"won": 1.0}
     assert last.info == {"won": 1.0, "a": 2.0}
-    assert last.reward == -(2.0**1000)
+    assert last.reward == -(2.0**40)
 
 
 def test_an_environment_that_hangs_ends_at_its_limit_and_others_go_on() -> None:
