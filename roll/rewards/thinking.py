@@ -60,7 +60,7 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
 
     Example: final_text("2+2 is 4</think> 4", prompt="...<think>\\n") == " 4"
     """
-    if _CHANNEL_BEGINS.search(response):
+    if CHANNEL in response and _CHANNEL_BEGINS.search(response):
         _, found, final = response.rpartition(FINAL)
         if not found:
             return None
@@ -69,7 +69,9 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
     begins_inside = prompt.rstrip()
     for opens, closes in MARKS:
         before, closed, after = response.rpartition(closes)
-        if _BEGINS[opens].search(after) or (not closed and begins_inside.endswith(opens)):
+        # `in` first: an episode asks this for each turn, and most texts have none of the marks.
+        begins = opens in after and _BEGINS[opens].search(after)
+        if begins or (not closed and begins_inside.endswith(opens)):
             return None
         response = after if closed else before + after
     return response
