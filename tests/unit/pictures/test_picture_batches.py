@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +114,15 @@ def _check(batch: RolloutBatch, case: Case) -> int:
     return found
 
 
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """Leave all objects of earlier tests out of collections of garbage: with them, each takes more
+    than a second, and a collection follows each example."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("few_objects")
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_every_rank_gets_the_pictures_of_its_rows_and_nothing_is_left(case: Case) -> None:
