@@ -86,7 +86,29 @@ def unreadable(node: yaml.Node) -> str:
         shown = repr(node.value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return f"{shown} cannot be read as `{kind}`; write it in quotes if it is a text"
-    return ""
+    return _other_base(node, kind)
+
+
+def _other_base(node: yaml.Node, kind: str) -> str:
+    """Return why a number is not what its reader takes it for; an empty text if it is.
+
+    YAML 1.1 reads `010` in base 8, and `1:30` in base 60. `0x10`, `0b11` and `1_000` say themselves
+    what they are.
+    """
+    if not isinstance(node, yaml.ScalarNode) or kind not in ("int", "float"):
+        return ""
+    digits = node.value.lstrip("+-").replace("_", "")
+    if ":" in digits:
+        base, other = 60, "a time of a day with its date, such as 2030-01-31 18:00"
+    elif digits.startswith("0") and digits.isdecimal() and int(digits) != int(digits, 8):
+        base, other = 8, f"{int(digits)} for the decimal number"
+    else:
+        return ""
+    value = SafeConstructor().construct_object(node)
+    return (
+        f"YAML reads {node.value} in base {base}, as {value}; write {value} if that is meant, "
+        f"{other}, or put a text in quotes"
+    )
 
 
 def unreadable_below(node: yaml.Node | None) -> Iterator[str]:

@@ -54,7 +54,8 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("seed=-1", ["seed = -1", "greater than or equal to 0"]),
         ("seed=4294967296", ["seed = 4294967296", "less than 4294967296"]),
         ("actor_train.optimizer.lr='1e-3'", ["lr = '1e-3': a number without quotes is wanted"]),
-        ("stop_at=18:00", ["stop_at = 1080", "such as 2030-01-31 18:00"]),
+        ("stop_at=18:00", ["in base 60, as 1080", "such as 2030-01-31 18:00"]),
+        ("stop_at='18:00'", ["stop_at = '18:00'", "such as 2030-01-31 18:00"]),
         ("stop_at=2030-01-31", ["stop_at", "must be a date with a time"]),
         ("rewards.sort.tags=sort", ["tags = 'sort': must be a list, such as [a, b]"]),
         ("pools=all", ["pools = 'all': must be a mapping of keys to values"]),
@@ -385,6 +386,18 @@ def test_a_changed_kind_inherits_nothing(tmp_path: Path, run_file: Path) -> None
     assert loaded(over).actor_infer.strategy.kind == "hf"
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("1_000", 1000), ("0x10", 16), ("0b11", 3), ("007", 7), ("100", 100)],
+)
+def test_numbers_that_show_their_base_are_taken(
+    tmp_path: Path, run_file: Path, written: str, value: int
+) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_text(f"defaults: [run.yaml]\nmax_steps: {written}\n")
+    assert loaded(over).max_steps == value
+
+
 def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2\n")
     assert "bad.yaml:2: not valid YAML" in error(tmp_path / "bad.yaml")
@@ -411,6 +424,10 @@ def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Pa
         ('resume: "a\\0b"', "resume: 'a\\x00b' holds the character U+0000"),
         ("null: 1", "null: YAML reads the key `null` as null; put it in quotes"),
         ("resume: '${seed'", "resume: no viable alternative"),
+        ("max_steps: 010", "max_steps: YAML reads 010 in base 8, as 8; write 8 if that is meant"),
+        ("max_steps: -0_17", "max_steps: YAML reads -0_17 in base 8, as -15"),
+        ("stop_at: 12:30", "stop_at: YAML reads 12:30 in base 60, as 750"),
+        ("max_hours: 1:30.5", "max_hours: YAML reads 1:30.5 in base 60, as 90.5"),
     ],
 )
 def test_a_value_that_yaml_reads_as_no_json_is_named_with_its_line(

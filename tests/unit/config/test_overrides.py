@@ -122,6 +122,8 @@ def test_two_kinds_of_reward_on_the_command_line_are_refused_and_blamed_on_it(
         ("seed=!!int x", "'x' cannot be read as `int`"),
         ("model={path: !!binary aGk=}", "`!!binary` is no kind of value"),
         (f"seed={'9' * 5000}", "... cannot be read as `int`"),
+        ("max_steps=010", "YAML reads 010 in base 8, as 8"),
+        ("data={prompts_per_step: 1:04}", "YAML reads 1:04 in base 60, as 64"),
         ("rewards={on: {fn: exact}}", "YAML reads the key `on` as true or false"),
         ("model=&m {a: *m}", "an alias stands inside of its own anchor"),
     ],
