@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,14 @@ def read_json(path: Path) -> Iterator[RawRow]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        rows = json.loads(text)
+        rows = json.loads(text, object_pairs_hook=_with_each_key_once)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except (json.JSONDecodeError, RecursionError) as error:
         hint = "; if it holds one object per line, set `format: jsonl`"
         raise DataError(f"{path}: not valid JSON: {error}{hint}") from None
+    except ValueError as error:  # a key twice, or a number with too many digits
+        raise DataError(f"{path}: JSON that cannot be read: {error}") from None
     if not isinstance(rows, list):
         raise DataError(
             f"{path}: must hold a list of objects, found {type(rows).__name__}; "
@@ -91,6 +94,11 @@ def read_csv(path: Path) -> Iterator[RawRow]:
         reader = csv.DictReader(file, strict=True)
         row_number = 0
         try:
+            names = Counter(filter(None, reader.fieldnames or ()))
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise DataError(
+                    f"{path}: the header has the column {twice[0]!r:.60} more than once; rename one"
+                )
             for row_number, row in enumerate(reader):
                 place = f"{path}: row {row_number} (line {reader.line_num})"
                 width = len(reader.fieldnames or ())
@@ -252,14 +260,28 @@ def _object_of_line(line: str, place: str) -> dict[str, Any] | RowError:
     """Return the JSON object of a line; an error, with place and column, if it is invalid, nested
     too deeply or no object."""
     try:
-        return _object(json.loads(line), place)
+        return _object(json.loads(line, object_pairs_hook=_with_each_key_once), place)
     except json.JSONDecodeError as error:
         around = line[max(0, error.pos - 20) : error.pos + 20]
         return RowError(f"{place}: not valid JSON: {error.msg} at column {error.colno}: {around!r}")
     except RecursionError:
         return RowError(f"{place}: JSON nested too deeply")
-    except ValueError as error:  # a number with too many digits
+    except ValueError as error:  # a key twice, or a number with too many digits
         return RowError(f"{place}: JSON that cannot be read: {error}")
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of its keys and values.
+
+    Raises:
+        ValueError: a key comes twice: only one of its values could be taken.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        twice = [name for name, count in names.items() if count > 1]
+        raise ValueError(f"the key {twice[0]!r:.60} comes more than once in an object; remove one")
+    return found
 
 
 def _object(value: Any, place: str) -> dict[str, Any] | RowError:

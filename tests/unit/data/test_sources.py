@@ -82,6 +82,8 @@ def test_limit_takes_the_first_rows_and_never_reads_the_broken_ones_after(tmp_pa
         ('{"prompt": "x", "answer": null}', "column 'answer' must be text or a number"),
         ('{"prompt": "x", "answer": [1]}', "found list [1]"),
         ('{"prompt": " ", "answer": "1"}', "column 'prompt' is empty"),
+        ('{"prompt": "x", "answer": "1", "answer": "2"}', "the key 'answer' comes more than once"),
+        ('{"prompt": "x", "a": [{"b": 1, "b": 1}]}', "the key 'b' comes more than once"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, says: str) -> None:
@@ -147,6 +149,11 @@ def test_a_wrong_format_is_explained(tmp_path: Path) -> None:
     _fails(SourceConfig(path=str(tmp_path / "a.json")), "set `format: jsonl`")
     (tmp_path / "a.csv").write_text("prompt,answer\nx\n")
     _fails(SourceConfig(path=str(tmp_path / "a.csv")), "row 0 (line 2)", "2 columns")
+    (tmp_path / "a.csv").write_text("prompt,answer,prompt,,\nx,y,z,,\n")
+    _fails(SourceConfig(path=str(tmp_path / "a.csv")), "the column 'prompt' more than once")
+    for values in ('"answer": "1", "answer": "2"', '"answer": ' + "9" * 5000):
+        (tmp_path / "a.json").write_text(f'[{{"prompt": "x", {values}}}]')
+        _fails(SourceConfig(path=str(tmp_path / "a.json")), "a.json: JSON that cannot be read")
     _fails(SourceConfig(path=str(tmp_path)), "datasets.save_to_disk")
     _fails(SourceConfig(path=str(tmp_path), format="jsonl"), "is a folder")
 
