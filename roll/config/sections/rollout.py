@@ -110,7 +110,8 @@ class HealthConfig(Config):
     training step ends, to receive the weights."""
     max_restarts: int = Field(default=3, ge=0)
     """Number of times that one replica is restarted in a run. After that, the run continues without
-    the replica."""
+    the replica. After a restart that failed, the next one waits for the time of ten heartbeats,
+    and twice as long after each further one."""
 
 
 class RolloutConfig(Config):

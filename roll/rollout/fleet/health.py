@@ -31,6 +31,10 @@ SLOW_TIMES = 5
 least one heartbeat."""
 SLOW_TIMES_DISTURBED = 30
 """The same number if new weights, a return or a moved request disturbed the replica meanwhile."""
+RETRY_BEATS = 10
+"""Pause before the restart that follows a failed one, in heartbeats; it doubles with each failure,
+so that what hinders a start for a while (a full disk, a device that is still in use) does not use
+up all restarts."""
 MAX_BEATS_PER_S = 100
 """Largest number of heartbeats per second of the whole fleet; each one costs the driver about a
 millisecond."""
@@ -169,6 +173,7 @@ class Health:
     async def _revive(self, replica: Replica) -> None:
         """Restart a lost replica until it serves; give up after `limits.max_restarts` restarts."""
         index = replica.index
+        pause_s = RETRY_BEATS * self.limits.heartbeat_s
         try:
             while True:
                 restarts = self._restarts[index] = self._restarts.get(index, 0) + 1
@@ -179,6 +184,10 @@ class Health:
                     return
                 if await self._bring_back(replica):
                     return
+                if restarts < self.limits.max_restarts:
+                    logger.warning("inference replica %d: next try in %.3g s", index, pause_s)
+                    await asyncio.sleep(pause_s)
+                    pause_s *= 2
         finally:
             del self._reviving[index]
 

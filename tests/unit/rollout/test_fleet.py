@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -713,18 +714,18 @@ def test_a_revival_that_fails_is_told_and_the_others_go_on(
     assert "replica 0 could not be restarted: EngineError: no GPU answers" in caplog.text
 
 
-def test_a_restart_that_fails_is_tried_again() -> None:
+def test_a_restart_that_fails_is_tried_again_after_a_pause_that_grows() -> None:
     first = Writer(dead=True)
     fleet = fleet_of(first)
-    tries: list[int] = []
+    tries: list[float] = []
 
-    async def second_time(replica: Replica) -> None:
-        tries.append(replica.index)
+    async def third_time(replica: Replica) -> None:
+        tries.append(asyncio.get_running_loop().time())
         if len(tries) < 3:
             raise EngineError("no GPU answers")
         replica.engine = Writer(version=fleet.version)
 
-    health = watched(fleet, second_time)
+    health = watched(fleet, third_time)
 
     async def run() -> list[Completion]:
         health.start()
@@ -733,7 +734,9 @@ def test_a_restart_that_fails_is_tried_again() -> None:
         return done
 
     assert counts_up(finish(run()), 2)
-    assert tries == [0, 0, 0]
+    first_pause_s, second_pause_s = (after - before for before, after in pairwise(tries))
+    assert first_pause_s >= 10 * LIMITS.heartbeat_s
+    assert second_pause_s >= 20 * LIMITS.heartbeat_s
 
 
 def test_a_new_engine_may_wait_for_its_weights_longer_than_it_may_take_to_start() -> None:
