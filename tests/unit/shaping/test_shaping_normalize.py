@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from roll.algorithms import NormalizeReward, build_shaping
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.moments import PART, Moments, standardized
+from roll.algorithms.shaping.normalize import normalized
 from roll.algorithms.shaping.rewards import Rewards
 from roll.config.algorithm import AlgorithmConfig, NormalizeRewardConfig
 from roll.config.algorithm.shaping import Level
@@ -64,6 +65,15 @@ def by_loops(steps: list[list[tuple[float, int]]], mean: Level, std: Level) -> l
             shaped.append((reward - center) / (spread + EPS if spread else 1.0))
         found.append(shaped)
     return found
+
+
+@pytest.mark.parametrize("scale", [1.0, -1e9])
+def test_rewards_that_differ_by_rounding_alone_are_not_divided(scale: float) -> None:
+    """They would become as large as those of any other group."""
+    values_B = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64) * scale
+    mean_B, std_B = values_B.mean().expand(2), values_B.std().expand(2)
+    assert values_B[0] != values_B[1]
+    assert normalized(values_B, mean_B, std_B, mean_B, eps=1e-20).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(("mean", "std"), PAIRS)

@@ -191,6 +191,13 @@ def test_equal_lengths_weigh_the_same_and_an_empty_response_is_no_short_one() ->
     empty_BT = batch.loss_mask.clone()
     empty_BT[0] = False
     assert len(set(weighed(replace(batch, loss_mask=empty_BT), LengthWeightConfig()))) == 1
+    batch = rollout_batch(6)
+    lengths = batch.loss_mask.sum(1)
+    assert len(lengths.unique()) > 2
+    empty_BT = batch.loss_mask.clone()
+    empty_BT[lengths.argmin()] = False
+    found = weighed(replace(batch, loss_mask=empty_BT), LengthWeightConfig(min=0.5, max=1.5))
+    assert sorted(found)[-2:] == [1.5, 1.5], "that of the shortest with tokens, and the empty one's"
 
 
 def test_several_weights_multiply() -> None:
