@@ -120,6 +120,8 @@ class VllmEngine:
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
             await self._ask(self._engine.collective_rpc("roll_count_prefill"))
+            if self._spec.platform == "cpu":
+                await self._ask(self._engine.collective_rpc("roll_use_norm_kernels"))
             await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
             if rank := self._config.max_lora_rank:
                 await self._ask(self._engine.collective_rpc("roll_restore_adapter", args=(rank,)))

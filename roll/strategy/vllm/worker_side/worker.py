@@ -6,10 +6,11 @@ from typing import Any
 
 from roll.strategy.vllm.worker_side.adapter import AdapterLoader
 from roll.strategy.vllm.worker_side.extension import WeightLoader
+from roll.strategy.vllm.worker_side.norms import NormKernels
 from roll.strategy.vllm.worker_side.prefill import PrefillCounter
 
 
-class RollWorker(WeightLoader, AdapterLoader, PrefillCounter):
+class RollWorker(WeightLoader, AdapterLoader, PrefillCounter, NormKernels):
     """Base class that vLLM adds to its worker's class, made of several parts.
 
     The worker provides `lora_config`, None without adapters.
