@@ -20,9 +20,10 @@ writes to the four calls. It takes all moves about equally often, those to the g
 
 Settings of both sides are those of `vs_trl.py`: GRPO without KL, one optimizer step per batch, a
 learning rate of 1e-6, with which the model stays random, and nothing recomputed in the backward
-pass. Threads spin for 10 ms. TRL trains on the batch in one piece and, as another side, in four
-pieces. The faster of both counts, and for the memory the smaller one. Our side trains on pieces of
-1024 tokens.
+pass. TRL trains on the batch in one piece and, as another side, in four pieces. The faster of both
+counts, and for the memory the smaller one. Our side trains on pieces of 4096 tokens. Each side
+waits for its threads as suits it: TRL is one process, whose threads spin for 10 ms (`SPIN`), ours
+are several that share the cores, and spin as long as a run lets them by itself.
 
 Time, CPU time and memory are measured as in `vs_trl.py` (see process_meter.py). `rollout` is the
 time in which the episodes are played. Tokens are means per episode: those that the policy wrote,
@@ -70,6 +71,8 @@ SPEEDUP = 2.0
 """Goal: smallest allowed ratio of TRL's time per step to ours."""
 DRIVER_US = 200.0
 """Goal: largest CPU time of roll's driver per turn, in microseconds."""
+SPIN = "300000"
+"""Turns for which threads of TRL spin before they sleep, for GNU's OpenMP: 10 ms."""
 ALIKE = 1.05
 """Largest ratio of turns or tokens between sides that are compared."""
 TRL_SIDES = {"TRL, 1 piece": 1, "TRL, 4 pieces": 4}
@@ -139,7 +142,7 @@ class Bench:
                 "pool": "all",
                 "strategy": {"kind": "fsdp2"},
                 "optimizer": {"lr": 1e-6, "betas": [0.9, 0.999]},
-                "max_tokens_per_microbatch": 1024,
+                "max_tokens_per_microbatch": 4096,
                 "packing": True,
             },
             "actor_infer": {"pool": "all", "strategy": {"kind": "vllm"}},
@@ -185,16 +188,13 @@ def measure(bench: Bench, side: str, number: int) -> dict[str, Any]:
     folder = bench.out / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     if side == ROLL:
         command, steps_file = bench.roll(folder, number)
+        env |= {"PYTHONPATH": str(ROOT)}
     else:
         command, steps_file = bench.trl(TRL_SIDES[side], folder, number)
-    env = os.environ | {
-        "OMP_NUM_THREADS": "2",
-        "GOMP_SPINCOUNT": "300000",
-        "PYTHONPATH": str(ROOT) if side == ROLL else "",
-        "HF_HUB_OFFLINE": "1",
-    }
+        env |= {"PYTHONPATH": "", "GOMP_SPINCOUNT": SPIN}
     measured = run_measured(
         command, steps_file, env=env, log=folder / "log.txt", timeout_s=RUN_TIMEOUT_S
     )

@@ -1,8 +1,8 @@
 """RMS norms of vLLM without a GPU, by its compiled kernels.
 
 In eager mode vLLM computes a norm with six operations of PyTorch, although its build for CPUs has
-kernels: it takes kernels on GPUs only. They need a third to a fifth of the time
-(benchmarks/norm_kernels.py); of a model with 128 hidden units the norms took a quarter.
+kernels: it takes kernels on GPUs only. They need half to an eighth of the time
+(benchmarks/norm_kernels.py).
 """
 
 from __future__ import annotations
