@@ -65,8 +65,8 @@ type: setup
 test: setup  ## Everything that runs on this machine.
 	$(TESTS) $(SHARED)
 
-test-fast: setup  ## Without the slow ones.
-	$(TESTS) $(SHARED) -m "not slow"
+test-fast: setup  ## Parts by themselves and the rules of the repository, without the slow ones.
+	$(TESTS) $(SHARED) tests/unit tests/repo -m "not slow"
 
 test-gpu: setup
 	$(TESTS) tests/gpu

@@ -32,7 +32,7 @@ from tests.turns import in_groups
 WORLD_SIZES = (2, 1)  # two first: one rank then resumes its checkpoint
 Results = dict[int, list[dict[str, Any]]]
 QUICK = ("fsdp2", "deepspeed-zero2", "megatron-dp2")
-"""One of each library: those that `make test-fast` runs."""
+"""One of each library; the others are slow."""
 OTHERS = [backend.name for backend in TRAIN_BACKENDS if backend.name not in QUICK]
 
 

@@ -63,6 +63,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
                 yield from _texts(child)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", MESSAGES)
 def test_the_code_has_every_message_of_the_page(message: str) -> None:
     assert len(message.replace("...", "")) > 10, "too short to be found again"

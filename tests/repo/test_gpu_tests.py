@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_all_of_them_are_imported_and_say_how_many_gpus_they_need() -> None:
     """One that does not say it would run, and fail, on a machine without."""
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-rs", "--no-fold-skipped"]

@@ -37,6 +37,7 @@ assert len(foreign) < MAX_FOREIGN, f"imported {len(foreign)} modules that are no
 """
 
 
+@pytest.mark.slow
 def test_every_example_is_checked_with_light_imports() -> None:
     """How long a check takes is measured by benchmarks/check_time.py."""
     code = CHECK_ALL.replace("MAX_FOREIGN", str(MAX_FOREIGN))

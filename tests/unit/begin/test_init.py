@@ -69,6 +69,7 @@ def checked(out: Path) -> str:
     return result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "data", "reward"),
     [
@@ -377,6 +378,7 @@ CHANGES: dict[str, list[str]] = {
 ONE = st.sampled_from([(key, value) for key, values in CHANGES.items() for value in values])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(BASES), st.lists(ONE, max_size=3))
 def test_any_mix_of_options_is_refused_or_passes_the_check(

@@ -19,6 +19,7 @@ SMALL = Scenario(4, LogNormal(32), prompts_per_step=32, steps=9, max_new_tokens=
 """One sample a step for each place of a replica."""
 
 
+@pytest.mark.slow
 def test_two_steps_of_staleness_double_the_throughput_and_come_close_to_the_oracle() -> None:
     synchronous, asynchronous = study(SMALL, [2], generation_share=0.7)
     assert synchronous.speedup == 1
@@ -70,6 +71,7 @@ def test_equal_scenarios_give_equal_runs() -> None:
     assert simulate(replace(scenario, seed=1)).work != one.work
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_steps() -> None:
     def peak(steps: int) -> int:
         tracemalloc.start()

@@ -32,6 +32,7 @@ class Unprepared(RlvrPipeline):
         return config, None
 
 
+@pytest.mark.slow
 def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for(
     tmp_path: Path,
 ) -> None:

@@ -224,6 +224,7 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @example(
     {

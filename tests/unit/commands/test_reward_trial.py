@@ -75,6 +75,7 @@ def _fn(name: str, **settings: object) -> RewardConfig:
     return RewardConfig.model_validate({"fn": f"tried_rewards:{name}", **settings})
 
 
+@pytest.mark.slow
 def test_what_a_reward_gives_is_told(folder: Path) -> None:
     table = RewardConfig(worker="tried_rewards:Table", kwargs={"size": 7})
     reads = _fn("reads", env={"TABLE_OF_MINE": "four"})

@@ -96,6 +96,7 @@ def test_errors_come_alone(task: Path, wrong: str) -> None:
     assert not any(word in told for word in ("pool (devices)", "of at most", "note: ", "--expect"))
 
 
+@pytest.mark.slow
 def test_a_tracker_of_the_user_is_named(task: Path) -> None:
     code, told = check(task, "track.trackers=[{kind: 'tests.own_parts:Table'}]")
     assert code == 0, told
@@ -276,6 +277,7 @@ DROPS_THOUGHTS = (
 )
 
 
+@pytest.mark.slow
 def test_a_chat_template_that_drops_earlier_thoughts_is_told_unless_a_key_decides(
     tmp_path: Path,
 ) -> None:

@@ -94,6 +94,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "preset"),
     [(e, p) for p in NAMES for e in FITTING.get(p, EXAMPLES)],

@@ -48,6 +48,7 @@ def test_a_platform_of_another_name_is_refused() -> None:
         get_platform("tpu")
 
 
+@pytest.mark.slow
 def test_two_ranks_add_their_numbers_through_the_cpu_platform() -> None:
     code = (
         "import sys, torch; from types import SimpleNamespace as N;"

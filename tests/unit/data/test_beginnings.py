@@ -217,6 +217,7 @@ def configured() -> TextDataConfig:
     return TextDataConfig.model_validate(told, strict=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template", [CHATML, WHITE, HIDING, PLAIN], ids=["chatml", "white", "hiding", "plain"]
 )

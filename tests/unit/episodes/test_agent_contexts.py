@@ -48,6 +48,7 @@ def play(
 ANSWER = st.sampled_from(["left", "<think>\nwhy\n</think>\n\nleft", " so "])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), ANSWER), min_size=1, max_size=6),

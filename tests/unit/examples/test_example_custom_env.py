@@ -23,6 +23,7 @@ from roll.envs.contract import check_env
 FOLDER = Path(__file__).parents[3] / "examples" / "agentic_custom_env"
 
 
+@pytest.mark.slow
 def test_a_script_does_not_replace_a_model_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "policy.safetensors").write_text("trained for a week")
     script = FOLDER.parent / "random_model.py"

@@ -82,6 +82,7 @@ print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "own"])
 def test_compiled_code_stays_in_the_home_of_the_user_or_where_he_says(
     own: str | None, tmp_path: Path

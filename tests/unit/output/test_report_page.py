@@ -167,6 +167,7 @@ def test_numbers_that_are_not_finite_are_told_and_do_not_break_the_page(tmp_path
     assert "Try: lower the learning rate" in shown.read
 
 
+@pytest.mark.slow
 def test_a_page_of_three_thousand_steps_stays_small_and_keeps_peaks(tmp_path: Path) -> None:
     records = run_records(steps=3000)
     for number in range(120):

@@ -82,6 +82,7 @@ def test_no_thread_to_start_a_child_in_loses_no_child() -> None:
         pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fork", [True, False])
 def test_a_limit_of_cpu_time_does_not_count_waiting(fork: bool) -> None:
     child = Child(ChildSpec(SPEC.factory, fork=fork, clock="cpu"))

@@ -64,6 +64,7 @@ def test_what_leaves_is_what_save_pretrained_writes(tmp_path: Path, name: str) -
         assert shapes == {key: tuple(value.shape) for key, value in files.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_what_a_checkpoint_holds_enters_a_model_as_from_pretrained_loads_it(
     tmp_path: Path, name: str

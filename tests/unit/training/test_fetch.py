@@ -164,6 +164,7 @@ for act in (load_tokenizer, load_config, lambda model: fetch([model])):
 """
 
 
+@pytest.mark.slow
 def test_loading_and_fetching_ask_once_before_they_try(tmp_path: Path) -> None:
     silent = Hub(None)
     where = {"HF_ENDPOINT": silent.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_ETAG_TIMEOUT": "1"}

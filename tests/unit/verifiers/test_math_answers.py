@@ -36,6 +36,7 @@ def equal() -> Equal:
     return decide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_spellings_of_one_answer_are_equal_and_others_are_not(family: str, equal: Equal) -> None:
     wrong = [

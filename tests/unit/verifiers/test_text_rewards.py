@@ -255,6 +255,7 @@ def _all(response: str) -> None:
     assert _score(number_reward, response, "7") in (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["a ", "7", ",", "the cat ", "x", "\ufdfa", "&amp;", "```\n", "1,"]
 )
