@@ -65,8 +65,8 @@ async def rewards(judged: list[Judged]) -> list[Reward]:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Keep every core busy with another process."""
-    count = len(os.sched_getaffinity(0))
+    """Keep every core busy with two other processes."""
+    count = 2 * len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while 1: pass"]) for _ in range(count)]
     try:
         yield
