@@ -206,7 +206,7 @@ def test_a_push_that_breaks_off_blocks_generation_until_a_whole_one_came(rig: Ri
         yield from tensors[:8]
         raise RuntimeError("the trainer fell over")
 
-    channel = new_channel("shared_memory", num_receivers=1, bucket_bytes=4096, timeout_s=20)
+    channel = new_channel("shared_memory", num_receivers=1, bucket_bytes=4096, timeout_s=60)
     with ThreadPoolExecutor(1) as pool:
         loading = rig.submit(rig.engine.load_weights(channel, 99, receiver=0, verify=False))
         sending = pool.submit(send, channel, broken(), Manifest.of(tensors), verify=False)

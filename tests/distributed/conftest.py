@@ -15,7 +15,7 @@ from tests.distributed.small_workers import ROOT
 @pytest.fixture(scope="module")
 def manager() -> Iterator[ResourceManager]:
     """Four slots on however many cores there are; `pair` and `other` overlap in slot 1."""
-    cluster = ClusterConfig(platform="cpu", devices_per_node=4, start_timeout_s=120)
+    cluster = ClusterConfig(platform="cpu", devices_per_node=4, start_timeout_s=300)
     pools = {"one": "0", "pair": "0-1", "other": "1,3", "all": "0-3"}
     with ResourceManager(cluster, pools, python_path=[ROOT]) as resources:
         yield resources

@@ -87,7 +87,7 @@ class Adder(Spawner):
         return Packed(tokens=batch.tokens, remote_values=store(rows, [row.nbytes for row in rows]))
 
     def open_rows(self, remote_values: list[RemoteValue[torch.Tensor]]) -> list[list[int]]:
-        rows = fetch(remote_values, timeout_s=20, what="rows")
+        rows = fetch(remote_values, timeout_s=120, what="rows")
         return [row.tolist() for row in rows]
 
     @dispatch(SHARD_BATCH)
@@ -102,7 +102,7 @@ class Adder(Spawner):
 
     def summed_rank(self) -> float:
         """A collective over all ranks."""
-        self.platform.init_process_group(self.spec, timeout_s=60)
+        self.platform.init_process_group(self.spec, timeout_s=300)
         value = torch.tensor(float(self.spec.rank + 1))
         dist.all_reduce(value)
         return float(value)

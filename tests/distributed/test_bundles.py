@@ -107,7 +107,7 @@ def test_two_event_loops_ask_at_the_same_time(oracle: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert found == {i: [2 * (i + j) for j in range(50)] for i in (0, 1000)}
 
 

@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
         second = nodes.add_node(**SMALL)
     os.environ |= {"NCCL_IB_HCA": "mlx5", "HF_TOKEN": "t"}  # after Ray: its nodes do not have them
     try:
-        joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=60)
+        joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=300)
         with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[ROOT]) as own:
             trainers = own.start(Adder, Placement(Role.ACTOR_TRAIN, pool="all"), 0)
             engine = own.start(Adder, Placement(Role.ACTOR_INFER, pool="far", per_worker=2), 0)

@@ -18,7 +18,7 @@ from tests.distributed.small_workers import ROOT, Adder, Echo
 
 
 def main(mode: str) -> None:
-    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
+    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=300)
     with orderly_end() as cleanups:
         resources = ResourceManager(cluster, {"all": "0"}, python_path=[ROOT])
         cleanups.enter_context(resources)

@@ -27,7 +27,7 @@ MARK = "ROLL_TEST_MARK"
 
 @pytest.fixture
 def manager() -> Iterator[ResourceManager]:
-    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
+    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=300)
     with ResourceManager(cluster, {"pair": "0-1", "one": "0"}, python_path=[ROOT]) as own:
         yield own
 

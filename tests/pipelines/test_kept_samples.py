@@ -157,7 +157,7 @@ def test_a_checkpoint_is_complete_only_when_the_samples_before_it_are_kept(tmp_p
             place = Placement(Role.SAMPLES, pool=None, workers=1, replaceable=True)
             arguments = place, self.output_dir, self.config.train_model, ORIGIN
             cluster: Cluster[Any] = self.launcher.start(Slow, *arguments)
-            keeper = SampleKeeper(cluster, training=True, write_timeout_s=20)
+            keeper = SampleKeeper(cluster, training=True, write_timeout_s=60)
             self.runtime = replace(self.runtime, keeper=keeper)
 
         def save(self, folder: Path) -> None:

@@ -92,7 +92,7 @@ def resources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResourceMana
     """The modules of user code are the same in all runs, so those of one serve all."""
     folder = tmp_path_factory.mktemp("code")
     config = load_config(on_two_ranks(folder)).config
-    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
+    cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=300)
     with (
         forking(config) as server,
         ResourceManager(
