@@ -280,8 +280,10 @@ class Trial:
             if inspect.iscoroutinefunction(of):
                 return await asyncio.wait_for(awaited(), self.timeout_s)
             return await self.threads.run(timed, self.timeout_s)  # type: ignore[no-any-return]
-        except (TimeoutError, TooManyHungError):
+        except TimeoutError:
             raise _BrokenError(f"{what} did not end within {self.timeout_s:g} s") from None
+        except TooManyHungError as error:
+            raise _BrokenError(f"{what} was not tried, because {error}") from None
         except BaseException as error:
             if isinstance(error, GeneratorExit) or gives_up():
                 raise

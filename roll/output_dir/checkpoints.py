@@ -299,13 +299,15 @@ def _sync(path: str | Path) -> None:
 
 
 def write_folder(final: Path, write: Callable[[Path], object]) -> None:
-    """Fill a temporary folder beside `final`, then put it in the place of `final`.
+    """Fill a temporary folder beside `final`, then put it in the place of `final`. If `final` is a
+    link, that is done where the link leads to, which may be another disk.
 
     Args:
         write: function that fills the folder whose path it gets. If it raises, `final` stays as it
             was, and the temporary folder is removed. After a kill `final` is whole, or
             `restore_folder` makes it so.
     """
+    final = final.resolve()
     restore_folder(final)
     aside = final.with_name(f".writing_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -327,6 +329,7 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
 def restore_folder(final: Path) -> None:
     """Clean up after a kill in `write_folder`: give a folder its name back that was to be replaced
     but has no replacement, or delete it if it has one."""
+    final = final.resolve()
     old = _old(final)
     if not old.is_dir():
         return

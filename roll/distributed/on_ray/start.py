@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray._private import parameter, services
 
+from roll.core.errors import WaitTimeoutError
 from roll.distributed.on_ray.members import Daemon
 from roll.platform.processes import process_state
 
@@ -25,9 +26,22 @@ ever."""
 
 def start(*, num_cpus: int, num_gpus: int) -> None:
     """Start Ray on this machine, without services that no run needs. Other machines cannot reach
-    it, and it ends with this process. Call this function inside `token.own_token`."""
+    it, and it ends with this process. Call this function inside `token.own_token`.
+
+    Raises:
+        WaitTimeoutError: Ray's node was not there within Ray's own limit of 30 s.
+    """
     with _small_and_local():
-        _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
+        try:
+            _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
+        except Exception as error:
+            if "timed out during startup" not in str(error):  # Ray raises a bare Exception
+                raise
+            raise WaitTimeoutError(
+                "waited 30 s for Ray to start on this machine, a limit that Ray sets: the machine "
+                "is too busy, or its memory is used up; give the same command again "
+                f"(Ray says: {error})"
+            ) from None
     _shut_out_others()
 
 

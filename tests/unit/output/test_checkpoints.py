@@ -12,7 +12,13 @@ import pytest
 
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
-from roll.output_dir.checkpoints import Checkpoints, RunState, load_state, require_written
+from roll.output_dir.checkpoints import (
+    Checkpoints,
+    RunState,
+    load_state,
+    require_written,
+    write_folder,
+)
 from roll.output_dir.resume import (
     find_start,
     finished_summary,
@@ -225,3 +231,21 @@ def test_a_kill_at_any_line_leaves_a_folder_that_is_whole(tmp_path: Path) -> Non
     assert found == sorted(found, reverse=True)
     assert set(found) == {"old", "new"}
     assert not list(tmp_path.glob("*/.old_hf"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_is_a_link_is_written_where_the_link_leads_to(
+    tmp_path: Path, there: bool
+) -> None:
+    disk, link = tmp_path / "disk" / "weights", tmp_path / "run" / "hf"
+    disk.parent.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(disk)
+    if there:
+        disk.mkdir()
+    for said in ("first", "second"):
+        write_folder(link, lambda path, said=said: (path / "weights").write_text(said))
+        assert (disk / "weights").read_text() == said
+    assert link.is_symlink()
+    assert [each.name for each in tmp_path.rglob("*")].count("weights") == 2
+    assert {each.name for each in tmp_path.rglob("*")} == {"disk", "run", "hf", "weights"}
