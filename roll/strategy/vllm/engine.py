@@ -44,6 +44,7 @@ from roll.strategy.vllm.config_keys import missing_keys
 from roll.strategy.vllm.cpu_limits import cache_bytes_per_token, check_model
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pictures import engine_prompt
+from roll.strategy.vllm.plain_logprobs import receive_plain_logprobs
 from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.supported_arguments import check_arguments
 from roll.strategy.vllm.translate import (
@@ -120,6 +121,7 @@ class VllmEngine:
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
             await self._ask(self._engine.collective_rpc("roll_count_prefill"))
+            await self._ask(self._engine.collective_rpc("roll_send_plain_logprobs"))
             if self._spec.platform == "cpu":
                 await self._ask(self._engine.collective_rpc("roll_use_norm_kernels"))
             await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
@@ -281,6 +283,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         keep_deaths_quiet()
+        receive_plain_logprobs()
         hf_config = load_config(self._model)
         width = 4 if self._dtype == "float32" else 2
         arguments = engine_arguments(
