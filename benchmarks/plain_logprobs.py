@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
@@ -57,7 +58,7 @@ def measure(requests: int, rounds: int, *, logprobs: bool) -> list[float]:
         for processor, output in zip(kept, unpacked.outputs, strict=True):
             processor.update_from_output(output)
         marks.append(time.perf_counter())
-        times.append([(b - a) / requests * 1e6 for a, b in zip(marks, marks[1:], strict=False)])
+        times.append([(b - a) / requests * 1e6 for a, b in pairwise(marks)])
     return [statistics.median(station) for station in zip(*times, strict=True)]
 
 

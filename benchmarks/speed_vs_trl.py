@@ -35,7 +35,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.process_meter import adopt_orphans, run_measured, two_cores
-from benchmarks.vs_trl import HERE, LETTERS, ROOT, RUN_TIMEOUT_S, make_model, make_trl_python
+from benchmarks.vs_trl import (
+    CASES,
+    HERE,
+    LETTERS,
+    ROOT,
+    RUN_TIMEOUT_S,
+    make_model,
+    make_trl_python,
+)
 
 SEQUENCES = 32
 SKIP = 2
@@ -165,7 +173,10 @@ def main() -> None:
     out: Path = args.out.absolute()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    model, python = make_model(out / "model"), make_trl_python(out.parent / "trl-venv")
+    model, python = (
+        make_model(out / "model", CASES["fixed"]),
+        make_trl_python(out.parent / "trl-venv"),
+    )
     print(
         "| | lengths | TRL 1.16.0, tokens/s | roll, tokens/s | | goal |\n|---|---|---|---|---|---|"
     )
