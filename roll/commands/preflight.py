@@ -49,6 +49,7 @@ from roll.rewards.judge.scoring import check_judged
 from roll.rewards.loading import load_reward
 from roll.rewards.service.client import find_key
 from roll.strategy.available import EIGHT_BIT, check_engine
+from roll.strategy.installed import check_backend
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
 from roll.strategy.vllm.cpu_limits import check_model
@@ -71,7 +72,11 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         check_homes(config)
     except UserError as error:
         return [Finding(error, only_here=False)]
-    backends: set[str] = {role.strategy.kind for role in config.roles.values()}
+    # Each backend once, and SGLang once for each Python that it is to be found in.
+    backends = {
+        (role.strategy.kind, getattr(role.strategy, "python", None) or ""): role.strategy
+        for role in config.roles.values()
+    }
     checks: list[tuple[Callable[[], object], bool]] = [
         *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
@@ -82,7 +87,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         (partial(_check_long_rows, config), False),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
-        *((partial(check_engine, kind), True) for kind in sorted(backends)),
+        *((partial(check_backend, backends[key]), True) for key in sorted(backends)),
         *((check, True) for check in _check_optimizers(config)),
         *((check, True) for check in _check_profiler(config)),
         (partial(_check_engine_arguments, config), False),
@@ -346,7 +351,7 @@ def _check_engine_arguments(config: RunConfig) -> None:
         if isinstance(role.strategy, VllmConfig):
             vllm.check_arguments(role.strategy.engine_args)
         if isinstance(role.strategy, SglangConfig):
-            sglang.check_arguments(role.strategy.engine_args)
+            sglang.check_arguments(role.strategy.engine_args, role.strategy.python)
 
 
 def _check_memory(config: RunConfig, environ: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import site
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from roll.strategy.available import status
 from tests.contract.engine_rig import assert_agrees, outer_and_inner, shake, start, weights_of
+from tests.other_python import make_python
 from tests.tiny import save_tiny_model
 
 
@@ -35,6 +37,25 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_before_and_after_a_pu
     finally:
         rig.run(rig.engine.close())
     assert not [file for file in files if file.exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
+def test_an_engine_in_another_python_agrees_before_and_after_a_push(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    python = make_python(tmp_path / "python", *map(Path, site.getsitepackages()))
+    rig = start("sglang", save_tiny_model(tmp_path / "model", tied=False), loop, python=python)
+    try:
+        server, _ = outer_and_inner("sglang")
+        assert server.cmdline()[0] == python
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        shake(rig.oracle, seed=1)
+        sent, loaded = rig.push(weights_of(rig.oracle))
+        assert loaded.checksum == sent.checksum
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+    finally:
+        rig.run(rig.engine.close())
 
 
 def shared_files() -> set[Path]:

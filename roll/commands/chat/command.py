@@ -38,7 +38,7 @@ from roll.models.load import load_config, load_tokenizer
 from roll.models.vocabulary import check_token_ids
 from roll.platform.machine import count_gpus
 from roll.rewards.decoding import make_decode
-from roll.strategy.available import check_engine
+from roll.strategy.installed import check_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
                 raise ConfigError(f"--reward: {wish.model} is no run; only a run has rewards")
             judges = Judges(run, Path.cwd())
         config = config_of(wish, model, run)
-        check_engine(config.actor_infer.strategy.kind)
+        check_backend(config.actor_infer.strategy)
         with redirect_stdout(sys.stderr):  # DeepSpeed logs to it, and answers may be JSON there
             make_folder(model, trust_remote_code=config.model.trust_remote_code)
         fetch([config.model])

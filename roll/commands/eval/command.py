@@ -19,7 +19,7 @@ from roll.config.sections.sampling import engine_sampling_problems
 from roll.config.sections.training import InferRole
 from roll.core.errors import ConfigError
 from roll.platform.machine import count_gpus
-from roll.strategy.available import check_engine
+from roll.strategy.installed import check_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def run_evaluation(asked: Asked) -> list[Line]:
         return _serving(asked.engine, model, overrides.serving)
 
     serving = config_of(models[0])
-    check_engine(serving.actor_infer.strategy.kind)
+    check_backend(serving.actor_infer.strategy)
     _require_followed(cells, serving.actor_infer)
     return evaluate(models, cells, config_of, found.out)
 

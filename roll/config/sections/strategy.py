@@ -275,6 +275,10 @@ class SglangConfig(Config):
     """Use no CUDA graphs. Without a GPU there are none in any case."""
     prefix_caching: bool = True
     """Share the KV cache between prompts with the same prefix."""
+    python: str | None = Field(default=None, min_length=1)
+    """Path of the Python in whose environment SGLang is installed, the same on all nodes. It is for
+    GPUs, where SGLang needs another PyTorch than the rest of a run. If left out: the Python of the
+    run."""
     engine_args: dict[str, Any] = {}
     """Further arguments of SGLang's `Engine`, under SGLang's names."""
 

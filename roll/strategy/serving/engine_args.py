@@ -53,14 +53,8 @@ def check_engine_args(
         raise ConfigError("\n".join(problems))
 
 
-def parsed_source(package: str, *path: str) -> list[ast.stmt]:
-    """Parse one file of a package, without importing it, which would take seconds.
-
-    Args:
-        path: folders and name of the file, from the package's folder on.
-
-    Returns:
-        The top-level statements of the file.
+def package_folder(package: str) -> Path:
+    """Return the folder of a package, without importing it, which would take seconds.
 
     Raises:
         EngineMissingError: the package is not installed.
@@ -68,4 +62,13 @@ def parsed_source(package: str, *path: str) -> list[ast.stmt]:
     found = find_spec(package)
     if found is None or found.origin is None:
         raise EngineMissingError(f"{package} is missing, so `engine_args` cannot be checked")
-    return ast.parse(Path(found.origin).parent.joinpath(*path).read_text()).body
+    return Path(found.origin).parent
+
+
+def parsed_source(*path: str | Path) -> list[ast.stmt]:
+    """Return the top-level statements of a source file.
+
+    Args:
+        path: folders and name of the file, from `package_folder` on.
+    """
+    return ast.parse(Path(*path).read_text()).body

@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -25,7 +24,6 @@ from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.models.load import load_config
 from roll.models.overrides import replaced_values
-from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import read_checkpoint
 from roll.strategy.interfaces import LoadReport
@@ -33,6 +31,7 @@ from roll.strategy.serving.processes import DeathWatch, children_of
 from roll.strategy.serving.sleep import SleepState
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
+from roll.strategy.sglang.interpreter import check_sglang, code_path, command
 from roll.strategy.sglang.messages import StartMessage
 from roll.strategy.sglang.replica import Replica
 from roll.strategy.sglang.supported_arguments import check_arguments
@@ -76,8 +75,9 @@ class SglangEngine:
             ConfigError: one of `engine_args` is unknown, or may not be set.
             EngineError: SGLang could not start.
         """
-        check_engine("sglang")
-        check_arguments(self._config.engine_args)
+        python = self._config.python
+        await asyncio.to_thread(check_sglang, python)
+        check_arguments(self._config.engine_args, python)
         order = await asyncio.to_thread(self._order)
         server, connection = self._launch()
         self._calls = Calls(connection, self._name)
@@ -192,12 +192,16 @@ class SglangEngine:
         environment = engine_environment(
             self._spec.platform, self._spec.cores, self._config.tp, os.environ, folder
         )
+        python = self._config.python
+        if python is not None:
+            have = environment.get("PYTHONPATH", "")
+            environment["PYTHONPATH"] = code_path(Path(folder), have)
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             program = ["-m", "roll.strategy.sglang.server", str(fd), folder]
             server = subprocess.Popen(
-                [sys.executable, "-W", "ignore", *program],
+                [command(python), "-W", "ignore", *program],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 env=environment,

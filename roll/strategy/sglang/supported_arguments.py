@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import partial
 
 from roll.core.errors import EngineMissingError
 from roll.strategy.serving.engine_args import check_engine_args, parsed_source
+from roll.strategy.sglang.interpreter import package_folder
 
 RESERVED_ARGUMENTS = {
     "model_path": "model.path",
@@ -40,13 +42,16 @@ RESERVED_ARGUMENTS = {
 """Arguments that a user may not set; see `ours` of `check_engine_args`."""
 
 
-def known_arguments() -> frozenset[str]:
+def known_arguments(python: str | None = None) -> frozenset[str]:
     """Read the names of the arguments of the installed `ServerArgs`.
+
+    Args:
+        python: `strategy.python`; None: the Python of the run.
 
     Raises:
         EngineMissingError: SGLang is not installed, or lists no arguments.
     """
-    for node in parsed_source("sglang", "srt", "arg_groups", "field_order.py"):
+    for node in parsed_source(package_folder(python), "srt", "arg_groups", "field_order.py"):
         if (
             isinstance(node, ast.Assign)
             and ast.unparse(node.targets[0]) == "POSITIONAL_FIELD_ORDER"
@@ -55,6 +60,7 @@ def known_arguments() -> frozenset[str]:
     raise EngineMissingError("the installed sglang lists no arguments; see `roll doctor`")
 
 
-def check_arguments(names: Iterable[str]) -> None:
-    """Run `check_engine_args`, with its errors, on arguments for SGLang."""
-    check_engine_args(names, engine="SGLang", ours=RESERVED_ARGUMENTS, known=known_arguments)
+def check_arguments(names: Iterable[str], python: str | None = None) -> None:
+    """Run `check_engine_args`, with its errors, on arguments for the SGLang of a Python."""
+    known = partial(known_arguments, python)
+    check_engine_args(names, engine="SGLang", ours=RESERVED_ARGUMENTS, known=known)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from roll.core.errors import EngineMissingError
-from roll.strategy.serving.engine_args import check_engine_args, parsed_source
+from roll.strategy.serving.engine_args import check_engine_args, package_folder, parsed_source
 
 RESERVED_ARGUMENTS = {
     "model": "model.path",
@@ -52,7 +52,7 @@ def known_arguments() -> frozenset[str]:
     Raises:
         EngineMissingError: vLLM is not installed, or has no `EngineArgs`.
     """
-    for node in parsed_source("vllm", "engine", "arg_utils.py"):
+    for node in parsed_source(package_folder("vllm"), "engine", "arg_utils.py"):
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
             return frozenset(
                 item.target.id
