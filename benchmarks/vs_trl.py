@@ -28,9 +28,9 @@ Settings of both frameworks:
 - In the fixed workloads TRL writes the tokens because of `min_new_tokens`, vLLM because of
   `ignore_eos`.
 
-The parts (vs_trl_parts_job.py) are what no framework around vLLM and PyTorch can leave out: the same
-vLLM answers the same requests, with a seed each and the log-probs of their tokens, and a plain loop
-makes the optimizer step on what it wrote, in micro-batches of 8 rows, sorted by length.
+The parts (vs_trl_parts_job.py) are what no framework around vLLM and PyTorch can leave out: the
+same vLLM answers the same requests, with a seed each and the log-probs of their tokens, and a plain
+loop makes the optimizer step on what it wrote, in micro-batches of 8 rows, sorted by length.
 
 Wall-clock time is measured from one record of a step to the next. CPU time is user and system time
 of all processes of a side. Memory is the largest sum of their proportional set sizes (see
