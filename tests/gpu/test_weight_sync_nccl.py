@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
 
+from roll.core.errors import WeightSyncError
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive, send
@@ -46,15 +48,58 @@ def receiver(channel: Channel, pipe: Connection) -> None:
     pipe.send((incoming.checksum, {name: value.double().sum().item() for name, value in own}))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1 << 10, 1 << 24])
-def test_tensors_reach_another_gpu_unchanged(bucket_bytes: int) -> None:
-    channel = new_channel(
+def dying(channel: Channel, pipe: Connection) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    torch.cuda.set_device(0)
+    with receive(channel, 0, check=accept_all) as incoming:
+        next(incoming.tensors())
+        os._exit(1)
+
+
+def left_alone(channel: Channel, pipe: Connection) -> None:
+    try:
+        sender(channel, pipe)
+    except WeightSyncError as error:
+        names = [comm.read_text() for comm in Path("/proc/self/task").glob("*/comm")]
+        watchdogs = [name for name in names if "pt_nccl" in name]
+        pipe.send((str(error), torch.ones(4, device="cuda").sum().item(), watchdogs))
+
+
+def channel_of(bucket_bytes: int, timeout_s: float) -> Channel:
+    return new_channel(
         "broadcast",
         num_receivers=1,
         bucket_bytes=bucket_bytes,
-        timeout_s=WAIT_S,
+        timeout_s=timeout_s,
         collective="nccl",
     )
+
+
+def test_a_receiver_that_dies_leaves_the_sender_alive() -> None:
+    """A watchdog of the group would end its process, a minute later."""
+    channel = channel_of(1 << 10, timeout_s=20)
+    context = mp.get_context("spawn")
+    mine, theirs = context.Pipe()
+    processes = [
+        context.Process(target=target, args=(channel, theirs)) for target in (left_alone, dying)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        assert mine.poll(WAIT_S)
+        error, total, watchdogs = mine.recv()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert "weight transfer" in error
+    assert total == 4
+    assert not watchdogs
+
+
+@pytest.mark.parametrize("bucket_bytes", [1 << 10, 1 << 24])
+def test_tensors_reach_another_gpu_unchanged(bucket_bytes: int) -> None:
+    channel = channel_of(bucket_bytes, WAIT_S)
     context = mp.get_context("spawn")
     ends, processes = [], []
     for target in (sender, receiver):

@@ -11,20 +11,14 @@ While one bucket is read, the next one travels.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllToAllOptions, BroadcastOptions, PrefixStore
-from torch.distributed import ProcessGroupGloo
+from torch._C._distributed_c10d import AllToAllOptions, BroadcastOptions
 
-from roll.core.errors import WeightSyncError, failure
+from roll.core.errors import failure
 from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
@@ -41,13 +35,14 @@ from roll.weight_sync.push_plan import (
 )
 from roll.weight_sync.receive_buffer import DeviceBuffer, PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
-from roll.weight_sync.transports.store_board import (
-    PAUSE_S,
-    SLICE_S,
-    StoreBoard,
-    first_line,
-    open_store,
+from roll.weight_sync.transports.process_groups import (
+    allocate,
+    broken_off,
+    finish_work,
+    join_group,
+    leave_group,
 )
+from roll.weight_sync.transports.store_board import StoreBoard
 
 
 class BroadcastSender:
@@ -74,7 +69,7 @@ class BroadcastSender:
         ]
         try:
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
-            self._buckets = [_allocate(channel, size), _allocate(channel, size)]
+            self._buckets = [allocate(channel, size), allocate(channel, size)]
             self._group = _Group(channel, self._board, manifest, sender)
             if channel.num_senders > 1:
                 self._gathering = _Gathering(channel, self._board, manifest, sender)
@@ -109,6 +104,9 @@ class BroadcastSender:
         An error's traceback may keep this object alive, and the others would then wait for its
         next bucket. After a stopped push the notice board stays, for processes that come late.
         """
+        for group in (self._group, self._gathering):
+            if group is not None:
+                group.leave()
         self._group = self._gathering = None
         self._board.linger(self._others)
 
@@ -163,6 +161,8 @@ class BroadcastReceiver:
 
     def close(self) -> None:
         """Break the connections now, so that the other processes notice."""
+        if self._group is not None:
+            self._group.leave()
         self._group = None
 
     def _begin(self, index: int) -> None:
@@ -176,7 +176,7 @@ class _Group:
     """The process group of all ends of a transfer, and the broadcasts that run in it."""
 
     def __init__(self, channel: Channel, board: StoreBoard, manifest: Manifest, rank: int) -> None:
-        """Join the group; return once all ranks have joined. The errors are those of `_join`.
+        """Join the group; return once all ranks have joined. The errors are those of `join_group`.
 
         Args:
             rank: the senders have the first ranks, by number; the receivers follow.
@@ -185,26 +185,31 @@ class _Group:
         self._manifest = manifest
         self._works: dict[int, Any] = {}
         self._board = board
-        self._group = _join(channel, board, rank, size, "group")
+        self._timeout_s = channel.timeout_s
+        self._group = join_group(channel, board, rank, size, "group")
 
     def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
         """Start the broadcast of bucket `index`, which every rank must start in the same order."""
         options = BroadcastOptions()
         options.rootRank = broadcaster(self._manifest, bucket, index)
         options.asyncOp = True
-        with _broken_off(f"broadcast of bucket {index}"):
+        with broken_off(f"broadcast of bucket {index}"):
             self._works[index] = self._group.broadcast([memory[: used_bytes(bucket)]], options)
 
     def wait(self, index: int) -> None:
         """Wait for the broadcast of bucket `index`; return at once if it was not started."""
         if index in self._works:
-            with _broken_off(f"broadcast of bucket {index}"):
-                _finish(self._works.pop(index), self._board)
+            with broken_off(f"broadcast of bucket {index}"):
+                finish_work(self._works.pop(index), self._board, self._timeout_s)
 
     def wait_all(self) -> None:
         """Wait for all broadcasts that were started."""
         for index in sorted(self._works):
             self.wait(index)
+
+    def leave(self) -> None:
+        """Break the connections; see `leave_group`."""
+        leave_group(self._group)
 
 
 class _Gathering:
@@ -213,11 +218,12 @@ class _Gathering:
     def __init__(
         self, channel: Channel, board: StoreBoard, manifest: Manifest, sender: int
     ) -> None:
-        """Join the group; return once all senders have joined. The errors are those of `_join`."""
+        """Join the group; return once all senders have joined. Errors are those of `join_group`."""
         self._manifest = manifest
         self._sender = sender
         self._board = board
-        self._group = _join(channel, board, sender, channel.num_senders, "senders")
+        self._timeout_s = channel.timeout_s
+        self._group = join_group(channel, board, sender, channel.num_senders, "senders")
 
     def gather(self, index: int, bucket: Bucket, memory: Tensor) -> None:
         """Bring the shares of all senders to the one that broadcasts bucket `index`. Collective.
@@ -239,7 +245,7 @@ class _Gathering:
         sizes = [sum(map(len, parts)) for parts in taken]
         arrived = memory.new_empty(sum(sizes))
         sent = torch.cat(given) if given else memory.new_empty(0)
-        with _broken_off(f"gathering of bucket {index}"):
+        with broken_off(f"gathering of bucket {index}"):
             work = self._group.alltoall_base(
                 arrived,
                 sent,
@@ -247,7 +253,7 @@ class _Gathering:
                 [len(sent) if sender == root else 0 for sender in senders],
                 AllToAllOptions(),
             )
-            _finish(work, self._board)
+            finish_work(work, self._board, self._timeout_s)
         places = [part for parts in taken for part in parts]
         for place, part in zip(places, torch.split(arrived, [*map(len, places)]), strict=True):
             place.copy_(part)
@@ -256,104 +262,13 @@ class _Gathering:
         """Return views of the runs of a bucket that a sender holds."""
         return [memory[first:end] for first, end in runs(self._manifest, bucket, sender)]
 
-
-def _finish(work: Any, board: StoreBoard) -> None:
-    """Wait for `work` and watch the board: a peer that hangs breaks no connection.
-
-    Raises:
-        RuntimeError: the collective failed.
-        WeightSyncError: a process stopped the transfer.
-    """
-    pause_s, longest_s = PAUSE_S
-    look_s = time.monotonic() + SLICE_S
-    while not work.is_completed():
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, longest_s)
-        if time.monotonic() > look_s:
-            board.raise_if_stopped()
-            look_s = time.monotonic() + SLICE_S
-    work.wait()
-
-
-@contextmanager
-def _broken_off(what: str) -> Iterator[None]:
-    """Turn a collective's RuntimeError into a WeightSyncError.
-
-    Args:
-        what: what broke off, for the message, such as `broadcast of bucket 3`.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise WeightSyncError(
-            f"weight transfer: {what} broke off: {first_line(error)}; another process of the "
-            "transfer probably died"
-        ) from error
-
-
-def _join(channel: Channel, board: StoreBoard, rank: int, size: int, name: str) -> Any:
-    """Return the process group once all ranks have joined.
-
-    A thread joins the group, so that this call can watch the board. If the transfer is stopped
-    because a rank never comes, the thread is left behind, still waiting.
-
-    Args:
-        name: name of the group, by which its ranks find each other.
-
-    Raises:
-        WeightSyncError: a rank did not come in time, or a process stopped the transfer.
-    """
-    made: Future[Any] = Future()
-    device = torch.cuda.current_device() if channel.collective == "nccl" else None
-
-    def join() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)  # it is that of a thread
-            made.set_result(_make_group(channel, rank, size, name))
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            made.set_exception(error)
-
-    threading.Thread(target=join, name="roll-broadcast-group", daemon=True).start()
-    while True:
-        try:
-            return made.result(SLICE_S)
-        except TimeoutError:
-            board.raise_if_stopped()
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"weight transfer: rank {rank} of {size} could not join the broadcast within "
-                f"{channel.timeout_s:g} s: {first_line(error)}"
-            ) from error
-
-
-def _make_group(channel: Channel, rank: int, size: int, name: str) -> Any:
-    """Join the transfer's own NCCL or gloo group, apart from torch's default group."""
-    timeout = timedelta(seconds=channel.timeout_s)
-    # The group gets its own connection to the store: while it waits for the other ranks, reads of
-    # the board over the same connection would block.
-    prefix = PrefixStore(name, open_store(channel, is_host=False))
-    if channel.collective == "nccl":
-        from torch.distributed import ProcessGroupNCCL
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        group: Any = ProcessGroupNCCL(prefix, rank, size, options)
-        # The first collective connects the ranks, and waits for one that has died without an end.
-        group.broadcast([_allocate(channel, 1).zero_()], BroadcastOptions())
-        return group
-    return ProcessGroupGloo(prefix, rank, size, timeout)
-
-
-def _allocate(channel: Channel, num_bytes: int) -> Tensor:
-    """Return uninitialized memory on the CPU, or with NCCL on the current GPU, uint8
-    `[num_bytes]`."""
-    device = "cuda" if channel.collective == "nccl" else "cpu"
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    def leave(self) -> None:
+        """Break the connections; see `leave_group`."""
+        leave_group(self._group)
 
 
 def _receive_buffer(channel: Channel, num_bytes: int) -> ReceiveBuffer:
-    """Return a buffer for a bucket in the kind of memory that `_allocate` returns."""
+    """Return a buffer for a bucket in the kind of memory that `allocate` returns."""
     if channel.collective == "nccl":
-        return DeviceBuffer(_allocate(channel, num_bytes))
+        return DeviceBuffer(allocate(channel, num_bytes))
     return PrivateBuffer(num_bytes)
