@@ -116,6 +116,7 @@ class ExpertProbes:
                     answer_H[: len(expected_H)],
                     expected_H.to(answer_H.device),
                     layer.params_dtype,
+                    tf32=answer_H.is_cuda,  # by default, Triton does for products in float32
                 )
             compared += 3 * len(came)
         return compared
