@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +44,8 @@ class CudaBuckets:
     def create(cls, num_bytes: int) -> CudaBuckets:
         """Create two buckets of `num_bytes` each on the current GPU."""
         num_bytes = max(num_bytes, 1)  # empty memory has no CUDA IPC handle
-        memory = torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda")
+        with in_one_piece():
+            memory = torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda")
         return cls(memory, (memory[:num_bytes], memory[num_bytes:]))
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -57,6 +60,31 @@ class CudaBuckets:
     def close(self) -> None:
         """Do nothing: the memory is free once the last receiver has closed it, and `free_cached`
         gives it back to the device."""
+
+
+def without_expandable_segments(settings: str) -> str:
+    """Return settings of PyTorch's allocator of GPU memory (`PYTORCH_ALLOC_CONF`) with expandable
+    segments switched off."""
+    return re.sub(r"(expandable_segments\s*:\s*)True", r"\1False", settings)
+
+
+@contextmanager
+def in_one_piece() -> Iterator[None]:
+    """Allocate GPU memory without expandable segments during the block.
+
+    Their handles are file descriptors, which a process opens only if it may trace this one.
+    Containers forbid that, and most systems do to processes that are no ancestors.
+    """
+    functions: Any = torch._C
+    before: str = functions._accelerator_getAllocatorSettings()
+    wanted = without_expandable_segments(before)
+    if wanted != before:  # a change resets all settings that it does not name
+        functions._accelerator_setAllocatorSettings(wanted)
+    try:
+        yield
+    finally:
+        if wanted != before:
+            functions._accelerator_setAllocatorSettings(before)
 
 
 def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceBuffer, DeviceBuffer]:

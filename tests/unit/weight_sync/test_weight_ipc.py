@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
-from roll.weight_sync.transports.ipc import open_cuda_buckets, place_arguments, place_message
+from roll.weight_sync.transports.ipc import (
+    in_one_piece,
+    open_cuda_buckets,
+    place_arguments,
+    place_message,
+    without_expandable_segments,
+)
 from tests.hostile import pickled
 
 ARGUMENTS: dict[str, Any] = {
@@ -69,3 +75,34 @@ def test_a_pickle_is_no_description(tmp_path: Path) -> None:
         with pytest.raises(WeightSyncError, match="damaged"):
             open_cuda_buckets(bad)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("", ""),
+        ("expandable_segments:True", "expandable_segments:False"),
+        (
+            "max_split_size_mb:9,expandable_segments: True,roundup_power2_divisions:[256:1,>:2]",
+            "max_split_size_mb:9,expandable_segments: False,roundup_power2_divisions:[256:1,>:2]",
+        ),
+        ("expandable_segments:False,backend:native", "expandable_segments:False,backend:native"),
+    ],
+)
+def test_memory_of_a_push_is_no_expandable_segment(settings: str, expected: str) -> None:
+    """Another process may open one only if it may trace its owner."""
+    assert without_expandable_segments(settings) == expected
+
+
+def test_settings_of_the_allocator_change_for_the_memory_of_a_push_alone() -> None:
+    functions: Any = torch._C
+    before = functions._accelerator_getAllocatorSettings()
+    own = "expandable_segments:True,max_split_size_mb:512"
+    try:
+        functions._accelerator_setAllocatorSettings(own)
+        with in_one_piece():
+            inside = functions._accelerator_getAllocatorSettings()
+        assert inside == "expandable_segments:False,max_split_size_mb:512"
+        assert functions._accelerator_getAllocatorSettings() == own
+    finally:
+        functions._accelerator_setAllocatorSettings(before)
