@@ -14,6 +14,7 @@ from pathlib import Path
 
 GIB = 1024**3
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
+DEVICES = Path("/dev")
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 PROC_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -40,18 +41,24 @@ def this_machine() -> Machine:
     return Machine(count_gpus(), cores(), memory_gb())
 
 
-def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_GPUS) -> int:
+def count_gpus(
+    environ: Mapping[str, str] | None = None,
+    proc_gpus: Path = PROC_GPUS,
+    devices: Path = DEVICES,
+) -> int:
     """Return the number of NVIDIA GPUs that CUDA shows to a process with these variables.
 
     Ids of GPUs and of MIG slices in `CUDA_VISIBLE_DEVICES` are counted, but not looked up.
 
     Args:
-        environ: environment variables, of which only `CUDA_VISIBLE_DEVICES` matters; by default
-            those of this process.
+        environ: environment variables, of which only `CUDA_VISIBLE_DEVICES` and `PATH` matter; by
+            default those of this process.
         proc_gpus: folder in which the driver lists the GPUs. Without it, nvidia-smi is asked.
+        devices: folder with a device node for each GPU that this process may use.
     """
-    visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
-    present = _count_present(proc_gpus)
+    environ = os.environ if environ is None else environ
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    present = _count_present(proc_gpus, devices, environ.get("PATH"))
     if visible is None or not present:
         return present
     count = 0
@@ -64,20 +71,31 @@ def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_
     return count
 
 
-def _count_present(proc_gpus: Path) -> int:
-    """Return the number of GPUs in this machine; 0 if there is no driver, or if nvidia-smi, where
-    it is needed, takes longer than 20 s."""
+def _count_present(proc_gpus: Path, devices: Path, path: str | None) -> int:
+    """Return the number of GPUs that this process may use: those that the driver lists, if there
+    are nodes of all of them, else those that nvidia-smi lists within 20 s, else the nodes."""
     if proc_gpus.is_dir():
-        return sum(1 for _ in proc_gpus.iterdir())
-    # Some containers hide the folder of the driver but provide nvidia-smi.
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    command = ["nvidia-smi", "--list-gpus"]
+        listed = sum(1 for _ in proc_gpus.iterdir())
+        # Containers see the list of the whole machine, but have nodes of their own GPUs alone.
+        if _count_nodes(devices) >= listed:
+            return listed
+    # Some containers hide the folder of the driver but provide nvidia-smi. On a machine whose GPUs
+    # nobody has used yet, it also makes the nodes.
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return _count_nodes(devices)
+    command = [program, "--list-gpus"]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+        return _count_nodes(devices)
+    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+
+
+def _count_nodes(devices: Path) -> int:
+    """Return the number of device nodes of GPUs (`nvidia0`); others of the driver have no
+    number."""
+    return sum(node.name.removeprefix("nvidia").isdecimal() for node in devices.glob("nvidia*"))
 
 
 def gpu_memory_gb(environ: Mapping[str, str] | None = None) -> float | None:

@@ -93,10 +93,37 @@ def test_any_free_port_will_do_where_the_kernel_hands_out_all(tmp_path: Path) ->
 def test_gpus_are_counted_as_cuda_would_show_them(
     tmp_path: Path, visible: str | None, expected: int
 ) -> None:
-    for name in ("0000:01", "0000:02", "0000:03"):
-        (tmp_path / name).mkdir()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert count_gpus(environ, tmp_path) == expected
+    assert count_gpus(environ, *driver_of(tmp_path, gpus=3, nodes=3)) == expected
+
+
+def driver_of(folder: Path, *, gpus: int, nodes: int) -> tuple[Path, Path]:
+    """Where the driver of a machine lists its GPUs, and where a process finds those of its own."""
+    listed, devices = folder / "gpus", folder / "dev"
+    for number in range(gpus):
+        (listed / f"0000:0{number}").mkdir(parents=True)
+    devices.mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"):
+        (devices / name).touch()
+    for number in range(nodes):
+        (devices / f"nvidia{gpus - 1 - number}").touch()
+    return listed, devices
+
+
+@pytest.mark.parametrize(
+    ("nodes", "smi", "expected"), [(0, None, 0), (2, None, 2), (0, 8, 8), (1, 1, 1)]
+)
+def test_a_container_has_the_gpus_that_it_was_given(
+    tmp_path: Path, nodes: int, smi: int | None, expected: int
+) -> None:
+    """The driver lists those of the machine, whatever the container."""
+    if smi is not None:
+        program = tmp_path / "nvidia-smi"
+        lines = [f"echo 'GPU {number}: NVIDIA H200 (UUID: GPU-{number})'" for number in range(smi)]
+        program.write_text("\n".join(["#!/bin/sh", *lines]))
+        program.chmod(0o755)
+    environ = {"PATH": str(tmp_path)}
+    assert count_gpus(environ, *driver_of(tmp_path, gpus=8, nodes=nodes)) == expected
 
 
 @pytest.mark.parametrize(
