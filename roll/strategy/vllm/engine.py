@@ -235,7 +235,11 @@ class VllmEngine:
         """Free device memory between rollouts; on CPUs do nothing. Only with `drop_weights` does
         `sleep_level` 2 drop the weights."""
         level = self._config.sleep_level if drop_weights else 1
-        slept = await self._sleep.sleep(lambda tags: self._ask(self._engine.sleep(level=level)))
+        # Requests from outside wait until the engine wakes up, as in a push.
+        mode = "abort" if self._endpoint is None else "keep"
+        slept = await self._sleep.sleep(
+            lambda tags: self._ask(self._engine.sleep(level=level, mode=mode))
+        )
         if slept and level > 1:
             self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 

@@ -137,9 +137,11 @@ class LoggedVllm:
     def __init__(self) -> None:
         self.asleep: set[str] = set()
         self.log: list[str] = []
+        self.modes: list[str] = []
 
-    async def sleep(self, level: int) -> None:
+    async def sleep(self, level: int, mode: str) -> None:
         assert "weights" not in self.asleep
+        self.modes.append(mode)
         self.asleep = {"weights", "kv_cache"}
         self.log.append("sleep" if level == 1 else f"sleep {level}")
 
@@ -149,13 +151,18 @@ class LoggedVllm:
         self.log.append(" ".join(tags))
 
 
-def test_vllm_brings_its_cache_back_only_to_generate() -> None:
-    vllm = LoggedVllm()
+def vllm_on_a_gpu(vllm: LoggedVllm, **options: Any) -> VllmEngine:
     spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cuda")
     model = ModelConfig(path="nowhere")
     setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=64)
-    engine = VllmEngine(VllmConfig(kind="vllm"), setup)
+    engine = VllmEngine(VllmConfig(kind="vllm", **options), setup)
     engine._engine = vllm
+    return engine
+
+
+def test_vllm_brings_its_cache_back_only_to_generate() -> None:
+    vllm = LoggedVllm()
+    engine = vllm_on_a_gpu(vllm)
 
     async def steps() -> None:
         for _ in range(2):
@@ -177,11 +184,7 @@ def test_vllm_brings_its_cache_back_only_to_generate() -> None:
 
 def test_vllm_drops_its_weights_only_where_new_ones_follow() -> None:
     vllm = LoggedVllm()
-    spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cuda")
-    model = ModelConfig(path="nowhere")
-    setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=64)
-    engine = VllmEngine(VllmConfig(kind="vllm", sleep_level=2), setup)
-    engine._engine = vllm
+    engine = vllm_on_a_gpu(vllm, sleep_level=2)
 
     async def steps() -> None:
         await engine.sleep()  # a checkpoint right after a push
@@ -194,3 +197,11 @@ def test_vllm_drops_its_weights_only_where_new_ones_follow() -> None:
 
     asyncio.run(steps())
     assert vllm.log == ["sleep", "kv_cache weights", "sleep 2", "kv_cache weights"]
+
+
+def test_requests_from_outside_outlive_the_sleep_of_vllm() -> None:
+    alone, serving = LoggedVllm(), LoggedVllm()
+    asyncio.run(vllm_on_a_gpu(alone).sleep())
+    asyncio.run(vllm_on_a_gpu(serving, endpoint={"port": 8000}).sleep())
+    assert alone.modes == ["abort"]
+    assert serving.modes == ["keep"]
