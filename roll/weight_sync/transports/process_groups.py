@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -58,9 +59,10 @@ def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
 def leave_group(group: Any) -> None:
     """Break the connections of a group of NCCL. Until then its kernels wait on the GPU for ranks
     that do not come, and an error's traceback may keep the group alive. Those of gloo end with the
-    group."""
+    group. An error is ignored: the push has ended, well or not."""
     if not isinstance(group, ProcessGroupGloo):
-        group.abort()
+        with contextlib.suppress(RuntimeError):
+            group.abort()
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class Group:
 
     def abort(self) -> None:
         self.aborted += 1
+        raise RuntimeError("no answer of NCCL")
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_collective_is_given_up_when_another_process_stops(board: StoreBoard) 
         finish_work(Work(ended=False), board, 30)
 
 
-def test_a_group_of_nccl_is_left_at_once() -> None:
+def test_a_group_of_nccl_is_left_at_once_and_for_good() -> None:
     group = Group()
     leave_group(group)
     assert group.aborted == 1
