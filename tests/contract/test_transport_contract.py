@@ -8,6 +8,7 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -187,6 +188,43 @@ def test_tensors_go_straight_into_the_receivers_own_memory(
         pointers = receiving.result(20)
     assert_same(own, tensors)
     assert pointers == {name: tensor.data_ptr() for name, tensor in own.items()}
+
+
+@pytest.mark.timeout(120)
+def test_no_receiver_leaves_a_broadcast_before_the_others_have_all_bytes(
+    open_channel: Callable[..., Channel],
+) -> None:
+    """With NCCL they pass the bytes on, and one that left would drop those on their way."""
+    tensors = {"first": torch.randn(200), "last": torch.randn(200)}
+    channel = open_channel("broadcast", num_receivers=2)  # a bucket for each of them
+    read, over, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def fast() -> None:
+        with receive(channel, 0, check=accept_all) as incoming:
+            for name, _ in incoming.tensors():
+                if name == "last":
+                    read.set()
+            over.set()
+
+    def slow() -> None:
+        with receive(channel, 1, check=accept_all) as incoming:
+            for _ in incoming.tensors():
+                go_on.wait(30)
+
+    with ThreadPoolExecutor(3) as pool:
+        receiving = [pool.submit(fast), pool.submit(slow)]
+        sending = pool.submit(
+            send, channel, iter(tensors.items()), Manifest.of(tensors.items()), verify=True
+        )
+        try:
+            assert read.wait(30)
+            assert not over.wait(1)
+        finally:
+            go_on.set()
+        sending.result(30)
+        for receiver in receiving:
+            receiver.result(30)
+    assert over.is_set()
 
 
 def child(channel: Channel, index: int, behaviour: str, pipe: Connection) -> None:

@@ -1,13 +1,14 @@
 """The handshake of transfers whose processes share a notice board instead of connections.
 
-Key            Posted by             Note
-offer          leading sender        {manifest, verify}
-agreed/<name>  each other process    {ok} or {failed: why}
-verdict        leading sender        {go}
-sum/<name>     each other sender     {sum: checksum}
-end            leading sender        {end: checksum}
-done/<name>    each receiver         {ok} or {failed: why}
-left/<name>    each other sender     {ok}: it reads no more, so the board may be removed
+Key              Posted by             Note
+offer            leading sender        {manifest, verify}
+agreed/<name>    each other process    {ok} or {failed: why}
+verdict          leading sender        {go}
+sum/<name>       each other sender     {sum: checksum}
+received/<name>  each receiver         {ok}: it has all bytes; of broadcasts only
+end              leading sender        {end: checksum}
+done/<name>      each receiver         {ok} or {failed: why}
+left/<name>      each other sender     {ok}: it reads no more, so the board may be removed
 
 The weights themselves travel by other means: `broadcast.py`, `files.py`. A process that gives up
 posts this on the board.
@@ -80,6 +81,11 @@ class SenderNotes:
         except WeightSyncError as error:
             self.stop(str(error))
             raise
+
+    def wait_received(self) -> None:
+        """Wait in the leading sender, before `finish`, until all receivers have all bytes."""
+        if self._sender == 0:
+            self._expect("received", self._receivers)
 
     def finish(self, checksum: Checksum | None) -> str | None:
         """Report that everything is sent, and wait until all receivers use the new weights.
@@ -174,6 +180,10 @@ class ReceiverNotes:
         with contextlib.suppress(WeightSyncError):
             self._post({"failed": reason})
             self._board.stop(f"{self._name}: {reason}")
+
+    def received(self) -> None:
+        """Post that this receiver has all bytes; the sender must wait for it in `wait_received`."""
+        self._board.post(f"received/{self._name}", {"ok": True})
 
     def end(self) -> str | None:
         """Wait until all is sent; return the leading sender's checksum, None if it made none."""

@@ -93,6 +93,7 @@ class BroadcastSender:
     def finish(self, checksum: Checksum | None) -> str | None:
         assert self._group is not None
         self._group.wait_all()
+        self._notes.wait_received()
         return self._notes.finish(checksum)
 
     def stop(self, reason: str) -> None:
@@ -154,6 +155,12 @@ class BroadcastReceiver:
             self._begin(index + 2)
 
     def end(self) -> str | None:
+        """Return what the sender says at the end, once every receiver has all bytes.
+
+        Receivers pass the bytes on to each other. NCCL ends a broadcast in a receiver before the
+        next one has its bytes, and drops those that are on their way when the group is left.
+        """
+        self._notes.received()
         return self._notes.end()
 
     def done(self) -> None:
