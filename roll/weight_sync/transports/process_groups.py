@@ -33,6 +33,9 @@ NO_WATCHDOG = "TORCH_NCCL_BLOCKING_WAIT"
 A watchdog ends the whole process when a rank of its group dies or is late. An engine that dies in a
 push would end the trainer. Without one, errors of the group are raised where it is waited for."""
 
+LEAVE_S = 20.0
+"""Time that NCCL gets to break the connections of a group, in seconds."""
+
 
 def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
     """Wait for `work` and watch the board: a peer that hangs breaks no connection.
@@ -59,10 +62,21 @@ def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
 def leave_group(group: Any) -> None:
     """Break the connections of a group of NCCL. Until then its kernels wait on the GPU for ranks
     that do not come, and an error's traceback may keep the group alive. Those of gloo end with the
-    group. An error is ignored: the push has ended, well or not."""
-    if not isinstance(group, ProcessGroupGloo):
+    group.
+
+    An error is ignored: the push has ended, well or not. After the death of a rank, NCCL may not
+    return at all; then a thread is left behind.
+    """
+    if isinstance(group, ProcessGroupGloo):
+        return
+
+    def leave() -> None:
         with contextlib.suppress(RuntimeError):
             group.abort()
+
+    leaving = threading.Thread(target=leave, name="roll-leave-group", daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.transport_choice import new_channel
+from roll.weight_sync.transports import process_groups
 from roll.weight_sync.transports.process_groups import (
     NO_WATCHDOG,
     finish_work,
@@ -105,3 +107,20 @@ def test_a_group_of_nccl_is_left_at_once_and_for_good() -> None:
     group = Group()
     leave_group(group)
     assert group.aborted == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_group_of_nccl_that_cannot_be_left_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_go = threading.Event()
+
+    class Stuck(Group):
+        def abort(self) -> None:
+            let_go.wait(50)
+
+    monkeypatch.setattr(process_groups, "LEAVE_S", 0.1)
+    begun = time.monotonic()
+    leave_group(Stuck())
+    let_go.set()
+    assert time.monotonic() - begun < 10
