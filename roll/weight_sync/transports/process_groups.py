@@ -33,7 +33,7 @@ NO_WATCHDOG = "TORCH_NCCL_BLOCKING_WAIT"
 A watchdog ends the whole process when a rank of its group dies or is late. An engine that dies in a
 push would end the trainer. Without one, errors of the group are raised where it is waited for."""
 
-LEAVE_S = 20.0
+BREAK_S = 20.0
 """Time that NCCL gets to break the connections of a group, in seconds."""
 
 
@@ -56,7 +56,7 @@ def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
         # A collective of gloo has its own time limit; one of NCCL without a watchdog has none.
         if time.monotonic() > deadline:
             raise RuntimeError(f"it has not ended within {timeout_s:g} s")
-    work.wait()
+    _within(BREAK_S, work.wait)  # after an error it breaks the connections
 
 
 def leave_group(group: Any) -> None:
@@ -64,19 +64,33 @@ def leave_group(group: Any) -> None:
     that do not come, and an error's traceback may keep the group alive. Those of gloo end with the
     group.
 
-    An error is ignored: the push has ended, well or not. After the death of a rank, NCCL may not
-    return at all; then a thread is left behind.
+    An error is ignored: the push has ended, well or not.
     """
-    if isinstance(group, ProcessGroupGloo):
-        return
-
-    def leave() -> None:
+    if not isinstance(group, ProcessGroupGloo):
         with contextlib.suppress(RuntimeError):
-            group.abort()
+            _within(BREAK_S, group.abort)
 
-    leaving = threading.Thread(target=leave, name="roll-leave-group", daemon=True)
-    leaving.start()
-    leaving.join(LEAVE_S)
+
+def _within(limit_s: float, call: Callable[[], Any]) -> None:
+    """Make a call that ends soon, unless NCCL hangs: after the death of a rank it may.
+
+    Raises:
+        RuntimeError: the call raised it, or has not ended after `limit_s`; then a thread is left
+            behind.
+    """
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="roll-break-group", daemon=True).start()
+    try:
+        made.result(limit_s)
+    except TimeoutError:
+        raise RuntimeError(f"NCCL has not broken it off within {limit_s:g} s") from None
 
 
 @contextmanager
@@ -98,8 +112,8 @@ def broken_off(what: str) -> Iterator[None]:
 def join_group(channel: Channel, board: StoreBoard, rank: int, size: int, name: str) -> Any:
     """Return the process group once all ranks have joined.
 
-    A thread joins the group, so that this call can watch the board. If the transfer is stopped
-    because a rank never comes, the thread is left behind, still waiting.
+    A thread joins the group, so that this call can watch the board. If a rank never comes, the
+    thread is left behind, still waiting.
 
     Args:
         name: name of the group, by which its ranks find each other.
@@ -119,16 +133,20 @@ def join_group(channel: Channel, board: StoreBoard, rank: int, size: int, name: 
             made.set_exception(error)
 
     threading.Thread(target=join, name="roll-broadcast-group", daemon=True).start()
+    late = (
+        f"weight transfer: rank {rank} of {size} could not join the broadcast within "
+        f"{channel.timeout_s:g} s"
+    )
+    deadline = time.monotonic() + channel.timeout_s
     while True:
         try:
             return made.result(SLICE_S)
         except TimeoutError:
             board.raise_if_stopped()
+            if time.monotonic() > deadline:  # NCCL itself waits for ever
+                raise WeightSyncError(f"{late}: a process of the transfer may hang") from None
         except RuntimeError as error:
-            raise WeightSyncError(
-                f"weight transfer: rank {rank} of {size} could not join the broadcast within "
-                f"{channel.timeout_s:g} s: {first_line(error)}"
-            ) from error
+            raise WeightSyncError(f"{late}: {first_line(error)}") from error
 
 
 def _make_group(channel: Channel, rank: int, size: int, name: str) -> Any:

@@ -17,6 +17,7 @@ from roll.weight_sync.transports import process_groups
 from roll.weight_sync.transports.process_groups import (
     NO_WATCHDOG,
     finish_work,
+    join_group,
     leave_group,
     nccl_group,
 )
@@ -119,8 +120,43 @@ def test_a_group_of_nccl_that_cannot_be_left_holds_nobody_up(
         def abort(self) -> None:
             let_go.wait(50)
 
-    monkeypatch.setattr(process_groups, "LEAVE_S", 0.1)
+    monkeypatch.setattr(process_groups, "BREAK_S", 0.1)
     begun = time.monotonic()
     leave_group(Stuck())
     let_go.set()
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.timeout(60)
+def test_a_failed_collective_that_cannot_be_broken_off_is_an_error(
+    board: StoreBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    class Stuck(Work):
+        def wait(self) -> None:
+            let_go.wait(50)
+
+    class Failed(Work):
+        def wait(self) -> None:
+            raise RuntimeError("remote process exited")
+
+    with pytest.raises(RuntimeError, match="remote process exited"):
+        finish_work(Failed(ended=True), board, 30)
+    monkeypatch.setattr(process_groups, "BREAK_S", 0.1)
+    with pytest.raises(RuntimeError, match=r"within 0\.1 s"):
+        finish_work(Stuck(ended=True), board, 30)
+    let_go.set()
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_never_joins_is_not_waited_for_for_ever(
+    board: StoreBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL has no time limit for it."""
+    let_go = threading.Event()
+    monkeypatch.setattr(process_groups, "_make_group", lambda *given: let_go.wait(50))
+    channel = new_channel("broadcast", num_receivers=1, timeout_s=0.5)
+    with pytest.raises(WeightSyncError, match=r"rank 0 of 2 could not join .* within 0\.5 s"):
+        join_group(channel, board, 0, 2, "group")
+    let_go.set()
