@@ -33,7 +33,7 @@ NO_WATCHDOG = "TORCH_NCCL_BLOCKING_WAIT"
 A watchdog ends the whole process when a rank of its group dies or is late. An engine that dies in a
 push would end the trainer. Without one, errors of the group are raised where it is waited for."""
 
-BREAK_S = 20.0
+BREAK_S = 10.0
 """Time that NCCL gets to break the connections of a group, in seconds."""
 
 
