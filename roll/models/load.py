@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -113,6 +114,36 @@ def load_causal_lm(
     return loaded
 
 
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Kind of classifier with one label that a role needs."""
+
+    factory: Any
+    """Auto class of transformers."""
+    of: str
+    """`Token` or `Sequence`, the thing that is classified; `<of>Classification` in the name of an
+    architecture tells that the checkpoint has a head already."""
+    what: str
+    """Role of the model in error messages, such as `a critic`."""
+
+
+CRITIC = Classifier(AutoModelForTokenClassification, "Token", "a critic")
+REWARD_MODEL = Classifier(AutoModelForSequenceClassification, "Sequence", "a reward model")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierOutline:
+    """A classifier without its weights, for a backend that has modules of its own."""
+
+    config: PreTrainedConfig
+    """Config that belongs into the folder of its weights."""
+    head: tuple[str, ...]
+    """Names of the head's parameters in a checkpoint: the weight, and the bias if there is one."""
+    stored: bool
+    """True if the checkpoint says that it is such a classifier, so that it must have the head. Else
+    a head of which it lacks a parameter is new and zero."""
+
+
 def load_value_model(
     model: ModelConfig, *, dtype: torch.dtype | None = None, deferred: bool = False
 ) -> PreTrainedModel:
@@ -126,8 +157,7 @@ def load_value_model(
         ConfigError: see `load_causal_lm`; or the architecture has no token classifier, or the
             checkpoint's classifier has several labels.
     """
-    factory = AutoModelForTokenClassification
-    return _load_classifier(model, dtype, factory, "Token", "a critic", deferred=deferred)
+    return _load_classifier(model, dtype, CRITIC, deferred=deferred)
 
 
 def load_score_model(
@@ -137,54 +167,78 @@ def load_score_model(
 
     Arguments, head and errors are as in `load_value_model`.
     """
-    factory = AutoModelForSequenceClassification
-    return _load_classifier(model, dtype, factory, "Sequence", "a reward model", deferred=deferred)
+    return _load_classifier(model, dtype, REWARD_MODEL, deferred=deferred)
+
+
+def outline_classifier(model: ModelConfig, kind: Classifier) -> ClassifierOutline:
+    """Describe the classifier that `load_value_model` or `load_score_model` would load.
+
+    Raises:
+        ConfigError: as they do, if it is not because of a tensor.
+    """
+    config, stored = _classifier_config(model, kind)
+    try:
+        with _LOADING, torch.device("meta"):
+            made = kind.factory.from_config(config)
+    except (ValueError, KeyError, ImportError) as error:
+        raise ConfigError(_what_failed("model", model.path, error)) from error
+    made.config.architectures = [type(made).__name__]
+    return ClassifierOutline(made.config, tuple(_head_names(made)), stored)
 
 
 def _load_classifier(
-    model: ModelConfig,
-    dtype: torch.dtype | None,
-    factory: Any,
-    of: str,
-    what: str,
-    *,
-    deferred: bool,
+    model: ModelConfig, dtype: torch.dtype | None, kind: Classifier, *, deferred: bool
 ) -> PreTrainedModel:
     """Load a classifier with one label on the CPU; a head that the checkpoint lacks is set to zero.
-
-    Args:
-        factory: transformers' auto class of the architecture.
-        of: `Token` or `Sequence`, the thing that is classified; `<of>Classification` in the name of
-            an architecture tells that the checkpoint has a head already.
-        what: role of the model in the error message, such as `a critic`.
 
     Raises:
         ConfigError: see `load_causal_lm`; or the checkpoint's classifier has several labels, or the
             architecture has no such classifier. Tensors may be missing only from a new head.
     """
-    config = load_config(model)
-    if sees(config):
-        raise ConfigError(
-            f"model {model.path!r}: transformers has no {of.lower()} classifier for model type "
-            f"{config.model_type!r}, which reads pictures, so it cannot be {what}; name a language "
-            "model, or leave the role out"
-        )
-    classifies = any(f"{of}Classification" in name for name in config.architectures or ())
-    if classifies and config.num_labels != 1:
-        raise ConfigError(
-            f"model {model.path!r} classifies {of.lower()}s into {config.num_labels} labels; "
-            f"{what} needs 1"
-        )
-    config.num_labels = 1
-    loaded, missing = _load(factory, model, config, dtype, deferred=deferred)
-    _, head = split_value_head(loaded)
-    head_keys = {name for name, p in loaded.named_parameters() if p in set(head.parameters())}
-    if set(missing) - head_keys or (classifies and missing):
+    config, classifies = _classifier_config(model, kind)
+    loaded, missing = _load(kind.factory, model, config, dtype, deferred=deferred)
+    if set(missing) - set(_head_names(loaded)) or (classifies and missing):
         raise ConfigError(_incomplete(model, missing))
     if missing:
-        for parameter in head.parameters():
-            nn.init.zeros_(parameter)
+        _make_zero(split_value_head(loaded)[1])
     return loaded
+
+
+def _classifier_config(model: ModelConfig, kind: Classifier) -> tuple[PreTrainedConfig, bool]:
+    """Return the config of a classifier with one label, and whether the checkpoint is one.
+
+    Raises:
+        ConfigError: the model reads pictures, or its checkpoint's classifier has several labels.
+    """
+    config, things = load_config(model), kind.of.lower()
+    if sees(config):
+        raise ConfigError(
+            f"model {model.path!r}: transformers has no {things} classifier for model type "
+            f"{config.model_type!r}, which reads pictures, so it cannot be {kind.what}; name a "
+            "language model, or leave the role out"
+        )
+    classifies = any(f"{kind.of}Classification" in name for name in config.architectures or ())
+    if classifies and config.num_labels != 1:
+        raise ConfigError(
+            f"model {model.path!r} classifies {things}s into {config.num_labels} labels; "
+            f"{kind.what} needs 1"
+        )
+    config.num_labels = 1
+    return config, classifies
+
+
+def _make_zero(head: nn.Module) -> None:
+    """Give a head parameters of zeros: some of the old ones may be of another kind of classifier,
+    and still be in its files."""
+    for module in head.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(torch.zeros(old.shape, dtype=old.dtype)))
+
+
+def _head_names(model: PreTrainedModel) -> list[str]:
+    """Return the names of the parameters of a classifier's head."""
+    own = set(split_value_head(model)[1].parameters())
+    return [name for name, parameter in model.named_parameters() if parameter in own]
 
 
 def load_encoder(model: ModelConfig) -> PreTrainedModel:

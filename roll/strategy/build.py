@@ -6,7 +6,7 @@ A backend is imported only when a config names it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar, assert_never, cast
+from typing import TypeVar, assert_never
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
@@ -90,8 +90,7 @@ def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrate
         case MegatronConfig():
             from roll.strategy.megatron.train import MegatronStrategy
 
-            made = MegatronStrategy(strategy, setup)
-            return cast(TrainStrategy[T], made)  # with a PolicyHead, T is PolicyTerms
+            return MegatronStrategy(strategy, setup)
         case Fsdp2Config():
             from roll.strategy.fsdp2.train import Fsdp2Strategy
 

@@ -27,6 +27,7 @@ from mcore_adapter.errors import ConversionError
 from mcore_adapter.local_tensors import Held, Ranks, held_tensors
 from mcore_adapter.models import table_of
 from mcore_adapter.models.config import Config, completed
+from mcore_adapter.models.scores import ScoreHead, with_head
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 _PASSED_BYTES = 2**26
@@ -64,8 +65,11 @@ def _with(values: Mapping[str, Any], replaced: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def table_in(folder: Path) -> ModelTable:
+def table_in(folder: Path, head: ScoreHead | None = None) -> ModelTable:
     """Return the table of the model in a Hugging Face folder, with the names and formats there.
+
+    Args:
+        head: head in place of the output layer; None: the model keeps its output layer.
 
     Raises:
         ConversionError: the folder has no usable config or weights.
@@ -73,7 +77,11 @@ def table_in(folder: Path) -> ModelTable:
         UnknownModelError: there is no family for its `model_type`.
     """
     with HfTensors(folder) as tensors:
-        return table_as_stored(table_of(read_config(folder)), tensors.shapes)
+        table = table_of(read_config(folder))
+        if head is not None:
+            new = not head.stored and not tensors.names.issuperset(head.names)
+            table = with_head(table, head, new=new)
+        return table_as_stored(table, tensors.shapes)
 
 
 def load(
@@ -136,7 +144,7 @@ def shards(
                     f"{folder} has no {task.hf[0].name}: its layers that predict further tokens "
                     "were left out; build the model without (mtp)"
                 )
-            full = task.param.op.to_mcore([tensors.read(ref) for ref in task.hf], table.shape)
+            full = _full(task, tensors, table)
             shard = shard_of(full, task, sizes, ranks)
             if shard.shape != held.tensor.shape:
                 raise ConversionError(
@@ -145,6 +153,15 @@ def shards(
                     f"{task.shards(sizes)}"
                 )
             yield held, shard
+
+
+def _full(task: Task, tensors: HfTensors, table: ModelTable) -> Tensor:
+    """Return the full Megatron tensor of a task: read from a folder, or zero if it is new."""
+    if task.param.new:
+        parts = [torch.zeros(shape) for shape in task.param.shapes]
+    else:
+        parts = [tensors.read(ref) for ref in task.hf]
+    return task.param.op.to_mcore(parts, table.shape)
 
 
 def shard_of(full: A, task: Task, sizes: ParallelSizes, ranks: Ranks) -> A:

@@ -56,8 +56,8 @@ def held_tensors(
 ) -> list[Held]:
     """Return the tensors of the table that this rank holds, in the order of the table's tasks.
 
-    With the table of an adapter these are the LoRA factors; with any other table, all parameters
-    and persistent buffers but the factors.
+    With the table of an adapter these are the LoRA factors, and a head that is trained beside them;
+    with any other table, all parameters and persistent buffers but the factors.
 
     Args:
         chunks: this rank's parts of the model; several if pipeline stages are interleaved.
@@ -66,7 +66,8 @@ def held_tensors(
         ConversionError: the table and the modules do not name the same tensors.
     """
     named = named_tensors(chunks, table, sizes, ranks)
-    have = {name: t for name, t in named.items() if is_factor(name) == table.of_adapter}
+    heads = {row.op.mcore for row in table.params if row.of_head}
+    have = {n: t for n, t in named.items() if is_factor(n) == table.of_adapter or n in heads}
     planned = tasks(table, sizes)
     # Layers for multi-token prediction (MTP) are built only on demand: transformers has none.
     further = any(task.param.optional and task.name in have for task in planned)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.convert.lora_table import target_modules
 from mcore_adapter.convert.storage.json_file import read_json
-from mcore_adapter.convert.storage.peft import CONFIG, WEIGHTS, open_peft, scale_key
+from mcore_adapter.convert.storage.peft import CONFIG, PREFIX, WEIGHTS, open_peft, scale_key
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.gather import ShapeAndDtype, ShardTransform, export, exported
 from mcore_adapter.load import load
@@ -126,9 +126,12 @@ def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) 
 def _config(base: str, adapter: Adapter) -> dict[str, object]:
     """Return the contents of PEFT's `adapter_config.json`; `base` is the path of the base model."""
     lora = adapter.lora
+    heads = [row.op.hf[0] for row in adapter.table.params if row.of_head]
+    modules = sorted({name.removeprefix(PREFIX).rpartition(".")[0] for name in heads})
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if modules else "CAUSAL_LM",
+        "modules_to_save": modules or None,
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,

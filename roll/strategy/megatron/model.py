@@ -16,6 +16,7 @@ from mcore_adapter.convert.conversion_plan import check_layout, tasks
 from mcore_adapter.convert.fused_experts import names_in_files
 from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.shapes import check_widths
+from mcore_adapter.convert.storage.peft import PREFIX
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.gather import ShapeAndDtype, exported
@@ -26,12 +27,13 @@ from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.lora import Adapter, add_adapter, let_gradients_pass
 from mcore_adapter.modeling.model import build_model
+from mcore_adapter.models.scores import ScoreHead
 from mcore_adapter.parallel_sizes import ParallelSizes
 from roll.config.frozen import frozen_names, frozen_tensors, parts_in
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
-from roll.models.load import load_config
+from roll.models.load import Classifier, ClassifierOutline, load_config, outline_classifier
 from roll.models.lora import HEADS
 from roll.models.overrides import replaced_values
 from roll.models.vision.parts import require_parts, sees
@@ -59,6 +61,8 @@ class MegatronModel:
     sequence_parallel: bool
     sight: Sight | None
     """Reader of pictures; None if the model reads text only."""
+    outline: ClassifierOutline | None
+    """Classifier in transformers that the model is; None: it is a language model."""
     frozen: frozenset[str] = frozenset()
     """Names in the manifest of the weights that training leaves as they are, if it trains others
     and no adapter."""
@@ -87,18 +91,27 @@ class Trained:
 
 
 def load_model(
-    config: MegatronConfig, sizes: ParallelSizes, model: ModelConfig, *, trainable: bool, seed: int
+    config: MegatronConfig,
+    sizes: ParallelSizes,
+    model: ModelConfig,
+    kind: Classifier | None,
+    *,
+    trainable: bool,
+    seed: int,
 ) -> MegatronModel:
     """Build this rank's part of the model and load its weights from the checkpoint. Collective.
 
     Args:
+        kind: classifier that the model is to be; None: it is a language model.
         seed: seed of the first factors of an adapter, the same on all ranks.
 
     Raises:
-        ConfigError: the model family has no table, a size is not divisible, tensors are missing, or
-            the adapter's targets are invalid. The message names them.
+        ConfigError: the model family has no table or no such classifier, a size is not divisible,
+            tensors are missing, or the adapter's targets are invalid. The message names them.
     """
     folder = folder_of(model)
+    outline = None if kind is None else outline_classifier(model, kind)
+    head = None if outline is None else _head(outline)
     options = BuildOptions(
         dtype=getattr(torch, model.dtype),
         random_weights=False,
@@ -106,10 +119,11 @@ def load_model(
         recompute=config.recompute,
         aux_loss_coeff=config.aux_loss_coef,
         context_parallel=config.cp,
+        head=head,
     )
     try:
         found = read_config(folder, _replaced(model))
-        table = table_in(folder)
+        table = table_in(folder, head)
         check_layout(table, sizes)
         check_widths(table, sizes)
         bare = build_model(found, sizes, options)
@@ -134,9 +148,16 @@ def load_model(
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
         sight=Sight(model) if "vision_config" in found else None,
+        outline=outline,
         frozen=frozen,
         trained=trained,
     )
+
+
+def _head(outline: ClassifierOutline) -> ScoreHead:
+    """Return the head of a classifier as mcore_adapter describes it."""
+    weight, *bias = outline.head
+    return ScoreHead(weight=weight, bias=bias[0] if bias else None, stored=outline.stored)
 
 
 def _replaced(model: ModelConfig) -> dict[str, Any]:
@@ -203,14 +224,16 @@ def _add_adapter(
         raise ConfigError(f"model.lora on kind: megatron: {error}") from error
     metas = exported_factors(bare, adapter, sizes)
     stored = names_in_files(table)
-    weights = (f"{base_name(name)}.weight" for name in metas)
+    weights = (changed_weight(name) for name in metas)
     adapted = frozenset(stored.get(name, name) for name in weights)
     return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name, adapted)
 
 
-def base_name(factor: str) -> str:
-    """Return the name of the module that a factor belongs to, given PEFT's name of the factor."""
-    return factor.removeprefix("base_model.model.").rpartition(".lora_")[0]
+def changed_weight(trained: str) -> str:
+    """Return the name of the parameter that a tensor of an adapter changes, given PEFT's name of
+    the tensor: the weight that a factor belongs to, or what is trained in full."""
+    module, factor, _ = trained.removeprefix(PREFIX).rpartition(".lora_")
+    return f"{module}.weight" if factor else trained.removeprefix(PREFIX)
 
 
 def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:

@@ -99,20 +99,23 @@ def _as_ours() -> Iterator[None]:
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:
     """Write the full model as a folder that `from_pretrained` loads. Collective; rank 0 writes.
 
-    If the model trains an adapter, the adapter is added to the weights. The layers that predict
-    further tokens are those of the checkpoint at `model.path`.
+    If the model trains an adapter, the adapter is added to the weights. A language model gets the
+    layers that predict further tokens from the checkpoint at `model.path`.
     """
     is_writer = dist.get_rank() == 0
     weights = full_weights(model, wanted=is_writer)
     if is_writer:
         path.mkdir(parents=True, exist_ok=True)
-        further = further_layers(model_config, model.manifest.tensors)
-        metas = (*model.manifest.tensors, *further.metas)
-        specs = {m.name: spec_of(m.shape, m.torch_dtype) for m in metas}
-        write_hf(path, further.added_to(weights), specs)
+        metas, outline = model.manifest.tensors, model.outline
+        if outline is None:  # a classifier does not speculate
+            further = further_layers(model_config, metas)
+            metas, weights = (*metas, *further.metas), further.added_to(weights)
+        write_hf(path, weights, {m.name: spec_of(m.shape, m.torch_dtype) for m in metas})
         dtype: torch.dtype = getattr(torch, model_config.dtype)
-        save_companions(path, load_config(model_config), dtype, load_tokenizer(model_config))
-        copy_files(path, model_config, (*PROCESSOR_FILES, *GENERATION_FILES))
+        config = load_config(model_config) if outline is None else outline.config
+        save_companions(path, config, dtype, load_tokenizer(model_config))
+        if outline is None:
+            copy_files(path, model_config, (*PROCESSOR_FILES, *GENERATION_FILES))
     else:
         deque(weights, maxlen=0)
     dist.barrier()

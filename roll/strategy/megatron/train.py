@@ -7,18 +7,16 @@ parallel rank pass the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from mcore_adapter.modeling.model import seed_dropout
 from mcore_adapter.parallel.context import joined, places_here
-from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
-from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
@@ -34,37 +32,42 @@ from roll.strategy.backend_setup import (
 from roll.strategy.interfaces import Saving
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
+from roll.strategy.megatron.outputs import Reader, classifier_of, reader_of
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
-from roll.strategy.training.heads import PolicyHead
 from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics
+from roll.strategy.training.token_model import ModelOutputs
 from roll.weight_sync.manifest import Manifest
 
+T = TypeVar("T")
 B = TypeVar("B", bound=TrainBatch)
 
 
-class MegatronStrategy:
-    """Implementation of `TrainStrategy` for policies, or, without an optimizer, of `ScoreStrategy`.
+class MegatronStrategy(Generic[T]):
+    """Implementation of `TrainStrategy` for policies, critics and reward models, or, without an
+    optimizer, of `ScoreStrategy`. `T` is the type of a forward pass's result.
 
     Raises:
-        ConfigError: layout, model and number of ranks do not match, or the head is not a
-            `PolicyHead`.
+        ConfigError: layout, model and number of ranks do not match, or the head is another one.
     """
 
-    def __init__(self, config: MegatronConfig, setup: ModelSetup[Any]) -> None:
+    def __init__(self, config: MegatronConfig, setup: ModelSetup[T]) -> None:
         self._group = GroupMembership(setup.spec)
         self._device = self._group.device
         self._model_config = setup.model
-        self._head = _policy_head(setup.head)
+        kind = classifier_of(setup.head)
         self._max_tokens = setup.max_tokens_per_microbatch
         self._seed = setup.spec.seed
         sizes = groups.sizes_of(config)
         self._owns_cut = groups.join(sizes, config.cp, setup.spec)
         self._rank_info = groups.rank_info()
         trainable = setup.optimizer is not None
-        self._model = load_model(config, sizes, setup.model, trainable=trainable, seed=self._seed)
+        self._model = load_model(
+            config, sizes, setup.model, kind, trainable=trainable, seed=self._seed
+        )
+        self._reader: Reader[T] = reader_of(setup.head, self._model.vocab)
         self._update = (
             None
             if setup.optimizer is None
@@ -80,35 +83,26 @@ class MegatronStrategy:
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(
-        self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False
-    ) -> PolicyTerms:
+    def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
+        names = self._reader.names(entropy=entropy, squares=squares)
 
-        def reduce(logits_BTS: Tensor, micro: TokenBatch) -> tuple[Tensor, PolicyTerms]:
+        def reduce(output_BTS: Tensor, micro: TokenBatch) -> tuple[Tensor, list[Tensor]]:
             needed_BT = torch.arange(micro.tokens.shape[1]) < micro.lengths[:, None]
-            terms = self._terms(logits_BTS, micro, needed_BT, entropy=entropy, squares=squares)
-            return terms.logprobs_BT.sum(), terms
+            outputs = self._outputs(output_BTS, micro, needed_BT, squares=squares)
+            return outputs.values.sum(), [getattr(outputs, name) for name in names]
 
         for chunk in self._model.chunks:
             chunk.eval()
-        out = torch.zeros(1 + entropy + squares, *batch.tokens.shape)
+        out = torch.zeros(len(names), *batch.tokens.shape)
         with torch.no_grad():
-            for micro, terms in run(self._model, micros, reduce, forward_only=True):
-                width = terms.logprobs_BT.shape[1]
-                out[0, micro.rows, :width] = terms.logprobs_BT.cpu()
-                if terms.entropy_BT is not None:
-                    out[1, micro.rows, :width] = terms.entropy_BT.cpu()
-                if terms.squares_BT is not None:
-                    out[-1, micro.rows, :width] = terms.squares_BT.cpu()
+            for micro, found in run(self._model, micros, reduce, forward_only=True):
+                for whole_BT, part_BT in zip(out, found, strict=True):
+                    whole_BT[micro.rows, : part_BT.shape[1]] = part_BT.cpu()
         out = groups.from_last_stage(out.to(self._device)).cpu()
-        return PolicyTerms(
-            logprobs_BT=out[0],
-            entropy_BT=out[1] if entropy else None,
-            squares_BT=out[-1] if squares else None,
-        )
+        return self._reader.terms(ModelOutputs(**dict(zip(names, out, strict=True))))
 
-    def score_base(self, batch: TokenBatch) -> PolicyTerms:
+    def score_base(self, batch: TokenBatch) -> T:
         require_adapter(self._model_config)
         trained = self._model.trained
         assert trained is not None  # every model with adapter settings has one
@@ -126,7 +120,7 @@ class MegatronStrategy:
             "fsdp2 or deepspeed"
         )
 
-    def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
+    def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """Run all micro-batches through the pipeline, forward and backward, then take a step.
 
         Collective. See `TrainStrategy.train`.
@@ -137,8 +131,10 @@ class MegatronStrategy:
         metrics = LossMetrics(len(batch), info.dp_size)
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
-        def reduce(logits_BTS: Tensor, micro: B) -> tuple[Tensor, None]:
-            terms_of = partial(self._terms, logits_BTS, micro, entropy=True)
+        def reduce(output_BTS: Tensor, micro: B) -> tuple[Tensor, None]:
+            def terms_of(needed_BT: Tensor) -> T:
+                return self._reader.terms(self._outputs(output_BTS, micro, needed_BT))
+
             total = micro_loss(micro, terms_of, loss, metrics, self._device)
             # Megatron-Core divides by the number of data parallel ranks, but the token weights
             # already contain the divisor of the mean.
@@ -198,53 +194,35 @@ class MegatronStrategy:
             self._owns_cut = False
         self._group.leave()
 
-    def _terms(
-        self,
-        logits_BTS: Tensor,
-        micro: TokenBatch,
-        needed_BT: Tensor,
-        *,
-        entropy: bool,
-        squares: bool = False,
-    ) -> PolicyTerms:
-        """Compute the terms of the needed tokens of a micro-batch; zero at the others.
+    def _outputs(
+        self, output_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, squares: bool = False
+    ) -> ModelOutputs:
+        """Compute the outputs of the needed tokens of a micro-batch, `[B, T]`; zero at the others.
 
         Args:
-            logits_BTS: logits on the device, with this rank's part of the vocabulary, and of ranks
-                that share rows those of its tokens.
+            output_BTS: output of the last stage on the device: logits with this rank's part of the
+                vocabulary, or one number per token; of ranks that share rows those of its tokens.
             micro: micro-batch on the CPU.
             needed_BT: bool mask of the needed tokens, on the CPU.
         """
         positions_N = logprobs.positions(needed_BT).to(self._device)
-        mine_M, read_M = self._places(positions_N - 1, needed_BT.shape[1], logits_BTS.shape[1])
+        read_N, width = positions_N - self._reader.shift, needed_BT.shape[1]
+        mine_M, read_M = self._places(read_N, width, output_BTS.shape[1])
         tokens_M = micro.tokens.to(self._device).flatten()[positions_N[mine_M]]
-        temperature: float | Tensor = self._head.temperature
+        temperatures_M = None
         if micro.temperatures is not None:
             own_B = micro.temperatures.to(self._device)
-            temperature = own_B[positions_N[mine_M] // needed_BT.shape[1]]
-        logprobs_N, entropy_N, squares_N = token_logprobs(
-            logits_BTS.flatten(0, 1)[read_M],
-            tokens_M,
-            vocab=self._model.vocab,
-            temperature=temperature,
-            chunk=self._head.chunk_tokens,
-            group=groups.tensor_parallel(),
-            squares=squares,
+            temperatures_M = own_B[positions_N[mine_M] // width]
+        outputs = self._reader.read(
+            output_BTS.flatten(0, 1)[read_M], tokens_M, temperatures_M, squares=squares
         )
-        if self._model.cp > 1:
-            sharers, size = groups.context_parallel(), len(positions_N)
-            logprobs_N, entropy_N = (
-                joined(mine_M, part_M, size, sharers) for part_M in (logprobs_N, entropy_N)
-            )
-            if squares_N is not None:
-                squares_N = joined(mine_M, squares_N, size, sharers)
-        shape = micro.tokens.shape
-        empty_BT = logprobs_N.new_zeros(shape)
-        return PolicyTerms(
-            logprobs_BT=empty_BT.put(positions_N, logprobs_N),
-            entropy_BT=empty_BT.put(positions_N, entropy_N) if entropy else None,
-            squares_BT=None if squares_N is None else empty_BT.put(positions_N, squares_N),
-        )
+
+        def spread(part_M: Tensor) -> Tensor:
+            if self._model.cp > 1:
+                part_M = joined(mine_M, part_M, len(positions_N), groups.context_parallel())
+            return part_M.new_zeros(micro.tokens.shape).put(positions_N, part_M)
+
+        return outputs.map(spread)
 
     def _places(self, read_N: Tensor, width: int, own_width: int) -> tuple[Tensor, Tensor]:
         """Find the logits of tokens among those of this rank.
@@ -262,13 +240,3 @@ class MegatronStrategy:
         row_N, column_N = read_N // width, read_N % width
         mine_M, place_M = places_here(column_N, own_width, groups.context_parallel())
         return mine_M, row_N[mine_M] * own_width + place_M
-
-
-def _policy_head(head: object) -> PolicyHead:
-    """Return `head`; ConfigError: it is not a `PolicyHead`."""
-    if not isinstance(head, PolicyHead):
-        raise ConfigError(
-            f"kind: megatron has no {type(head).__name__}: it trains policies; other models "
-            "need kind: fsdp2 or deepspeed"
-        )
-    return head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,14 @@ from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.teacher_divergence import Comparison, divergences
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models.load import load_causal_lm, load_score_model, load_value_model
+from roll.models.load import (
+    CRITIC,
+    REWARD_MODEL,
+    Classifier,
+    load_causal_lm,
+    load_score_model,
+    load_value_model,
+)
 from roll.models.parts import last_mlp
 from roll.models.parts.head import split_head, split_value_head
 from roll.models.vision.tower import Tower, find_tower
@@ -181,6 +188,8 @@ class PolicyHead:
 class ValueHead:
     """Loader of critics."""
 
+    classifier: ClassVar[Classifier] = CRITIC
+
     def load(self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False) -> ValueModel:
         return ValueModel(load_value_model(model, dtype=dtype, deferred=deferred))
 
@@ -188,6 +197,8 @@ class ValueHead:
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
     """Loader of reward models."""
+
+    classifier: ClassVar[Classifier] = REWARD_MODEL
 
     def load(self, model: ModelConfig, dtype: torch.dtype, *, deferred: bool = False) -> ScoreModel:
         return ScoreModel(load_score_model(model, dtype=dtype, deferred=deferred))

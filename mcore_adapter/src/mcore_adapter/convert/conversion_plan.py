@@ -110,7 +110,8 @@ def check_layout(table: ModelTable, sizes: ParallelSizes) -> None:
 
 
 def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
-    """Return all tasks if the checkpoint has a tensor of an optional task, else the required ones.
+    """Return all tasks if the checkpoint has a tensor of an optional task, else the required ones;
+    never those of new tensors (see `Param.new`).
 
     Args:
         planned: tasks of the model, required and optional.
@@ -121,7 +122,7 @@ def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
         task.param.optional and (task.name in have or any(ref.name in have for ref in task.hf))
         for task in planned
     )
-    return [task for task in planned if keep or not task.param.optional]
+    return [t for t in planned if not t.param.new and (keep or not t.param.optional)]
 
 
 def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTable) -> None:

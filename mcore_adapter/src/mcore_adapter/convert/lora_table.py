@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mcore_adapter.convert.lora import WeightFactors, factor_rows
-from mcore_adapter.convert.ops import OrdersRows
+from mcore_adapter.convert.ops import OrdersRows, Rename
+from mcore_adapter.convert.storage.peft import PREFIX
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
 
@@ -53,6 +54,7 @@ class Lora:
 
 def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
     """Return the table of the LoRA factors of a model, of the language model alone if it also sees.
+    A head that is trained beside them (`Param.of_head`) is in it, too.
 
     PEFT names factors after the modules in transformers, which files may name otherwise.
 
@@ -76,6 +78,9 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
     if lora.targets != "all-linear":
         for name in lora.targets:
             _check_target(name, table)
+    for row in table.params:
+        if row.of_head:
+            rows.append(replace(row, op=Rename(row.op.mcore, PREFIX + row.op.hf[0])))
     return replace(table, params=tuple(rows), repeats={}, dropped=(), of_adapter=True, held=None)
 
 
@@ -91,19 +96,22 @@ def target_modules(adapter: ModelTable, lora: Lora) -> list[str] | str:
     if lora.targets != "all-linear":
         ends = sorted(lora.targets)
     else:
-        ends = sorted({name.split(".")[-3] for row in adapter.params for name in row.op.hf})
+        rows = [row for row in adapter.params if not row.of_head]
+        ends = sorted({name.split(".")[-3] for row in rows for name in row.op.hf})
     if "vision_config" not in adapter.config:
         return ends
     return rf"model\.language_model\.(.*\.)?({'|'.join(map(re.escape, ends))})"
 
 
 def _linear_rows(table: ModelTable) -> list[Param]:
-    """Return the linear layers that can have factors: not routed experts, MTP, towers or copies."""
+    """Return the linear layers that can have factors: not routed experts, MTP, towers, copies or
+    heads that are trained in full."""
     return [
         row
         for row in table.params
         if _LINEAR.search(row.op.mcore)
         and not (row.of_expert or row.optional or row.of_tower or row.copy_of is not None)
+        and not row.of_head
         # A row may apply to no layer of this model, such as a dense MLP in a model of experts.
         and (row.layers is None or len(row.layers) > 0)
     ]

@@ -54,6 +54,11 @@ class Param:
     """True if a checkpoint may lack the parameter. All optional rows are present or absent
     together. `config.json` does not tell: it may announce layers that predict further tokens
     although the checkpoint has none."""
+    of_head: bool = False
+    """True if the parameter belongs to a head with one output per token (`models.scores`). Such a
+    head is trained in full, also beside an adapter."""
+    new: bool = False
+    """True if the parameter is not read from a Hugging Face checkpoint, but starts at zero."""
 
     @property
     def in_layer(self) -> bool:

@@ -16,6 +16,7 @@ from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.fields import Fields, Traits, Vision
+from mcore_adapter.models.scores import ScoreHead
 from mcore_adapter.models.shared_rows import why_not_shared
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -70,6 +71,9 @@ class BuildOptions:
     model must have such layers."""
     context_parallel: int = 1
     """Number of ranks that share the tokens of each row."""
+    head: ScoreHead | None = None
+    """Head with one output per token in place of the output layer; None: the model has its output
+    layer."""
     router_replay: bool = False
     """True if experts can be given from outside instead of chosen by the router."""
 
@@ -90,6 +94,8 @@ class ModelConfig:
     """Rotary frequencies of the layers in `traits.local_rope`; None: there are none."""
     tied: bool
     """True if the output layer shares the weight of the embedding."""
+    head: ScoreHead | None
+    """See `BuildOptions.head`."""
     vocab: int
     """Number of tokens in the vocabulary, without padding."""
     pad: int | None
@@ -132,7 +138,8 @@ def model_config(
         grouped=options.grouped_experts,
         traits=fields.traits,
         local_rope=local,
-        tied=config.flag("tie_word_embeddings"),
+        tied=config.flag("tie_word_embeddings") and options.head is None,
+        head=options.head,
         vocab=config["vocab_size"],
         pad=_pad(config),
         longest=config["max_position_embeddings"],
@@ -178,6 +185,8 @@ def _own_values(
         )
     if options.context_parallel > 1:
         _check_shared_rows(config, sizes.tp, options)
+    if options.mtp and options.head is not None:
+        raise LayoutError("mtp: a model with a score head predicts no tokens; leave it out")
     if options.mtp:
         values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
     if options.grouped_experts:

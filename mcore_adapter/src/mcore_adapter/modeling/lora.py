@@ -36,6 +36,7 @@ from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.load import shard_of
 from mcore_adapter.local_tensors import Ranks, global_name
+from mcore_adapter.modeling.traits import ScoreLayer
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 Linear = Any
@@ -135,7 +136,8 @@ def add_adapter(
     *,
     seed: int = 0,
 ) -> Adapter:
-    """Freeze a model and give its linear layers LoRA factors.
+    """Freeze a model, but for a head with one output per token, and give its linear layers LoRA
+    factors.
 
     A starts with random values as in PEFT, the same under any layout; B starts with zeros.
 
@@ -156,6 +158,8 @@ def add_adapter(
     changes = []
     for number, chunk in enumerate(chunks):
         chunk.requires_grad_(False)
+        for head in (module for module in chunk.modules() if isinstance(module, ScoreLayer)):
+            head.requires_grad_(True)
         config = chunk.config
         # Layers that are recomputed, and stages that pass their output on, need a gradient to pass
         # back. Nothing before the first factors would have one.

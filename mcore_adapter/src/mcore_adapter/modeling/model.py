@@ -28,7 +28,12 @@ with quiet_imports():
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
     from mcore_adapter.modeling.mtp import GPTModelWithMTP
     from mcore_adapter.modeling.specs import HAVE_TE, block_spec, mtp_spec
-    from mcore_adapter.modeling.traits import cap_logits, leave_out_padding, scale_embedding
+    from mcore_adapter.modeling.traits import (
+        ScoreLayer,
+        cap_logits,
+        leave_out_padding,
+        scale_embedding,
+    )
     from mcore_adapter.modeling.vision.model import GPTModelWithTower, check_deepstack
 
 
@@ -171,7 +176,9 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         leave_out_padding(model, made.pad)
     if model.pre_process and made.traits.embedding_scale != 1.0:
         scale_embedding(model, made.traits.embedding_scale)
-    if model.post_process and made.traits.logit_cap is not None:
+    if model.post_process and made.head is not None:
+        model.output_layer = ScoreLayer(model, bias=made.head.bias is not None)
+    elif model.post_process and made.traits.logit_cap is not None:
         cap_logits(model, made.traits.logit_cap)
     if not made.transformer.perform_initialization:
         _mark_cut(model)

@@ -8,8 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel import VocabParallelEmbedding
+from megatron.core.tensor_parallel import (
+    VocabParallelEmbedding,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -147,6 +151,41 @@ class NormedValues(LocallyRotated):
         value = normalised(grouped[..., -width:], self.config.layernorm_epsilon).to(key.dtype)
         query = query.flatten(-2).unflatten(-1, (-1, width))
         return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+class ScoreLayer(nn.Module):
+    """Linear layer with one output per token, in place of a model's output layer.
+
+    It computes in float32. All tensor parallel ranks hold all of it, and all give the outputs of
+    all tokens.
+    """
+
+    def __init__(self, model: GPTModel, *, bias: bool) -> None:
+        """Make a layer of zeros for a model, whose output layer has the same arguments and
+        results."""
+        super().__init__()
+        config = model.config
+        self._group, self._divides = model.pg_collection.tp, config.sequence_parallel
+        shapes = ((1, config.hidden_size), (1,))
+        weights = [nn.Parameter(torch.zeros(s, dtype=config.params_dtype)) for s in shapes]
+        self.weight = weights[0]
+        self.bias = weights[1] if bias else None
+        for parameter in self.parameters():
+            # With this mark, gradients from the tokens of all ranks are summed.
+            parameter.sequence_parallel = self._divides  # type: ignore[attr-defined]
+
+    def forward(
+        self, hidden_TBD: Tensor, weight: None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[Tensor, None]:
+        """Return the outputs `[T, B, 1]`, float32, and no bias that is still to be added."""
+        bias = None if self.bias is None else self.bias.float()
+        found: Tensor = F.linear(hidden_TBD.float(), self.weight.float(), bias)
+        if self._divides:
+            # Ranks have tokens of their own. All compute the same of the outputs of all tokens.
+            found = gather_from_sequence_parallel_region(
+                found, tensor_parallel_output_grad=False, group=self._group
+            )
+        return found, None
 
 
 def leave_out_padding(model: GPTModel, token: int) -> None:

@@ -20,6 +20,8 @@ from mcore_adapter.models.fields import Attention
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
 """Prefixes of a layer's names in Megatron and in Hugging Face; `*` is the number of the layer."""
 EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT_LAYER, LM_HEAD = "output_layer.weight", "lm_head.weight"
+"""Names of the output layer in Megatron and, if it is not tied, in Hugging Face."""
 MTP_EMBEDDING = "mtp." + EMBEDDING
 """Name of the copy of the embedding for MTP layers, see `mtp_embedding`."""
 Layers = range | tuple[int, ...] | None
@@ -85,9 +87,7 @@ def ends(shape: Shape) -> tuple[Param, ...]:
         pads_vocab=True,
     )
     output = Param(
-        op=Rename(
-            "output_layer.weight", "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-        ),
+        op=Rename(OUTPUT_LAYER, "model.embed_tokens.weight" if shape.tied else LM_HEAD),
         shapes=rows,
         shard=Sharded(),
         pads_vocab=True,
@@ -107,7 +107,7 @@ def tied_output(shape: Shape) -> dict[str, str]:
 
     Some checkpoints store a tied embedding twice. The result is empty if the embedding is not tied.
     """
-    return {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
+    return {LM_HEAD: "model.embed_tokens.weight"} if shape.tied else {}
 
 
 def norms(
@@ -304,7 +304,7 @@ def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:
     embedding = "model.embed_tokens.weight"
     return {
         theirs + "embed_tokens.weight": embedding,
-        theirs + "shared_head.head.weight": embedding if shape.tied else "lm_head.weight",
+        theirs + "shared_head.head.weight": embedding if shape.tied else LM_HEAD,
     }
 
 

@@ -15,6 +15,8 @@ from mcore_adapter.convert.storage.tensor_file import read_header
 from mcore_adapter.errors import ConversionError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Beginning of the names of tensors in PEFT's files."""
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED = (
     "modules_to_save",
@@ -98,7 +100,7 @@ def _partner(name: str) -> str:
 
 def factor_name(module: str, which: str) -> str:
     """Return the name in a PEFT file of factor `A` or `B` of a linear layer of Hugging Face."""
-    return f"base_model.model.{module}.lora_{which}.weight"
+    return f"{PREFIX}{module}.lora_{which}.weight"
 
 
 def adapted_modules(folder: HfFolder) -> set[str]:
