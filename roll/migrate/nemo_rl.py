@@ -278,8 +278,7 @@ def _put_trainer(job: Job, pool: str, devices: int, length: int, *, rl: bool) ->
     """Write the role that trains; `length` is the largest number of tokens of a row."""
     job.put("actor_train.pool", pool, note="all roles share the devices")
     out = "actor_train.strategy"
-    megatron = job.keys.flag("policy.megatron_cfg.enabled")
-    if megatron and job.draft.get("pipeline") != "reward_model":
+    if job.keys.flag("policy.megatron_cfg.enabled"):
         job.put(f"{out}.kind", "megatron", "policy.megatron_cfg.enabled")
         for key, ours in MEGATRON_SIZES.items():
             job.count(f"policy.megatron_cfg.{key}", f"{out}.{ours}")

@@ -10,7 +10,7 @@ import torch
 
 from roll.algorithms.loss_interface import TokenLoss, ValueTerms
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
@@ -20,10 +20,11 @@ from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 
 ROWS = 8
-STRATEGIES: dict[str, Fsdp2Config | DeepspeedConfig] = {
+STRATEGIES: dict[str, Fsdp2Config | DeepspeedConfig | MegatronConfig] = {
     "fsdp2": Fsdp2Config(),
     "deepspeed-zero2": DeepspeedConfig(stage=2),
     "deepspeed-zero3": DeepspeedConfig(**ZERO_3),
+    "megatron": MegatronConfig(),
 }
 
 

@@ -91,27 +91,26 @@ CASES = {
     "critic, head alone": Case("critic", freeze=("model.*",)),
     "critic of experts": Case("experts"),
     "scorer": _scores("scorer"),
-    "new critic": Case("policy"),
     "new scorer": _scores("policy"),
     "critic of a scorer": Case("scorer"),
     "scorer of a critic": _scores("critic"),
 }
-DENSE = ("critic", "critic, head alone", "scorer")
-NEW = ("new critic", "new scorer", "critic of a scorer", "scorer of a critic")
 SPLIT: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
 LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     # ranks: options and cases
-    1: {"alone": ({}, (*DENSE, *NEW))},
     2: {
-        "dp 2": ({"distributed_optimizer": True}, DENSE),
-        "tp 2": ({"tp": 2}, (*DENSE, *NEW)),
-        "tp 2, divided tokens": (SPLIT, (*DENSE, "critic of experts")),
-        "pp 2": ({"pp": 2}, (*DENSE, *NEW)),
+        "dp 2": ({"distributed_optimizer": True}, ("critic",)),
+        "tp 2": ({"tp": 2}, ("critic", "scorer", "scorer of a critic")),
+        "tp 2, divided tokens": (SPLIT, ("critic", "scorer", "critic of experts")),
+        "pp 2": ({"pp": 2}, ("critic", "critic, head alone", "new scorer", "critic of a scorer")),
         "pp 2, vpp 2": ({"pp": 2, "vpp": 2}, ("scorer",)),
-        "cp 2": ({"cp": 2}, DENSE),
+        "cp 2": ({"cp": 2}, ("critic",)),
         "ep 2": ({"ep": 2}, ("critic of experts",)),
     },
+    1: {"alone": ({}, ("critic", "scorer"))},  # goes on with adapters of two ranks
 }
+ADAPTED: dict[str, dict[str, Any]] = {"divided": SPLIT, "pp 2": {"pp": 2}}
+"""Layouts of two ranks that train an adapter."""
 
 
 def save_models(folder: Path) -> None:
@@ -181,7 +180,12 @@ def job(spec: WorkerSpec, folder: Path) -> dict[Any, Any]:
         results["bf16"] = _in_bfloat16(spec, folder)
         results["adapters"] = {
             layout: _adapted(spec, folder / f"adapter, {layout}", options)
-            for layout, options in (("divided", SPLIT), ("pp 2", {"pp": 2}))
+            for layout, options in ADAPTED.items()
+        }
+    else:
+        results["adapters"] = {
+            layout: _resumed(spec, folder.parent / "2" / f"adapter, {layout}", {})
+            for layout in ADAPTED
         }
     group.leave()
     return results
@@ -221,6 +225,7 @@ def _adapted(spec: WorkerSpec, folder: Path, options: Mapping[str, Any]) -> dict
     for _ in range(STEPS):
         strategy.train(rows, case.loss)
     results = {
+        "info": strategy.rank_info,
         "after": of_terms(strategy.score(rows)),
         "frozen": strategy.frozen_weights(),
         "weights": exported(strategy),
@@ -230,10 +235,10 @@ def _adapted(spec: WorkerSpec, folder: Path, options: Mapping[str, Any]) -> dict
     strategy.save(folder / "checkpoint")
     results["next"] = strategy.train(rows, case.loss)
     strategy.close()
-    return results | {"resumed": resume_adapter(spec, folder, options)}
+    return results | {"resumed": _resumed(spec, folder, options)}
 
 
-def resume_adapter(spec: WorkerSpec, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _resumed(spec: WorkerSpec, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The update after a checkpoint of `_adapted`."""
     case = replace(CASES["critic"], lora=LORA)
     models = folder.parent.parent

@@ -125,7 +125,7 @@ def test_merge_reads_a_model_that_sdpa_does_not_compute(tmp_path: Path, family: 
     assert one == other
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, ZERO_3], ids=["fsdp2", "deepspeed"])
+@on_each
 def test_a_reward_model_is_an_adapter_and_a_head(tmp_path: Path, strategy: dict[str, Any]) -> None:
     path = write_rows_task(
         tmp_path,

@@ -18,6 +18,7 @@ from roll.commands.memory.formula import (
 from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError
+from roll.config.offline import RewardModelConfig
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
@@ -86,7 +87,7 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
     found, unknown = [], []
     for name, role in config.roles.items():
         model = _model_of(config, name)
-        sizes = sizes_of(model)
+        sizes = sizes_of(model, scores=_scores(config, name))
         if sizes is None:
             unknown.append(model.path)
             continue
@@ -102,7 +103,7 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
             needs = _computing(config, name, role, model, sizes)
         found.append(RoleMemory(name, parse_devices(config.pools[role.pool]), needs))
     for name, pool, model, tokens in _beside_roles(config):
-        sizes = sizes_of(model)
+        sizes = sizes_of(model, scores=True)  # encoders have no output layer, either
         if sizes is None:
             unknown.append(model.path)
             continue
@@ -110,6 +111,12 @@ def of_roles(config: RunConfig, devices: Devices) -> tuple[list[RoleMemory], lis
         devices_of_pool = parse_devices(config.pools[pool])
         found.append(RoleMemory(name, devices_of_pool, scored(sizes, HfScoreConfig(), passes)))
     return found, list(dict.fromkeys(unknown))
+
+
+def _scores(config: RunConfig, name: str) -> bool:
+    """Return whether a role's model has one output per token in place of logits."""
+    of_pairs = isinstance(config, RewardModelConfig) and name == Role.ACTOR_TRAIN
+    return of_pairs or name == Role.CRITIC
 
 
 def _beside_roles(config: RunConfig) -> Iterator[tuple[str, str, ModelConfig, int]]:

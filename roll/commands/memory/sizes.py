@@ -48,6 +48,15 @@ class ModelSizes:
     quantised_bytes: int | None = None
     """Bytes of all weights in files that are quantised; None: they are not."""
 
+    def with_score_head(self) -> ModelSizes:
+        """Return the sizes of a critic or a reward model, which has one output per token in place
+        of logits."""
+        output = self.root - self.head - self.hidden  # 0 if it is the embedding
+        more = self.hidden - output
+        return replace(
+            self, total=self.total + more, root=self.root + more, head=self.hidden, vocab=1
+        )
+
     def adapter(self, lora: LoraConfig) -> int:
         """Return about how many elements an adapter of all linear layers has: of each matrix the
         rank times the sum of its widths."""
@@ -56,13 +65,16 @@ class ModelSizes:
         return lora.rank * self.layers * (attention + feed_forward)
 
 
-def sizes_of(model: ModelConfig) -> ModelSizes | None:
+def sizes_of(model: ModelConfig, *, scores: bool = False) -> ModelSizes | None:
     """Return the sizes of a model; None if its config.json is not on this machine, or describes an
     architecture whose parameters are not counted here.
 
     The total is that of the safetensors files, if they are here; else it is computed. Tensors of
     quantised files hold several elements in one, so it is always computed there, and None is
     returned if the files are not here.
+
+    Args:
+        scores: the model has one output per token, whatever its files have.
     """
     folder = _folder(model.path)
     if folder is None or not (folder / "config.json").is_file():
@@ -70,6 +82,7 @@ def sizes_of(model: ModelConfig) -> ModelSizes | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         counted = count(config)
+        counted = counted.with_score_head() if scores else counted
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
     stored = _stored(folder)
@@ -79,7 +92,8 @@ def sizes_of(model: ModelConfig) -> ModelSizes | None:
         return replace(counted, quantised_bytes=sum(one.size_bytes for one in stored.values()))
     if stored is None:
         return counted
-    return replace(counted, total=sum(one.elements for one in stored.values()))
+    kept = [n for n in stored if not (scores and n.endswith("lm_head.weight"))]
+    return replace(counted, total=sum(stored[name].elements for name in kept))
 
 
 def _is_quantised(config: Mapping[str, Any]) -> bool:

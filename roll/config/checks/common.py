@@ -103,8 +103,8 @@ def _profile(config: RunConfig) -> Iterator[str]:
 
 
 def _layouts(config: RunConfig) -> Iterator[str]:
-    """Yield what a role's backend cannot do: attention, packing, a critic, or parallel sizes that
-    do not divide the pool's devices. Roles in unknown pools are skipped."""
+    """Yield what a role's backend cannot do: attention, packing, or parallel sizes that do not
+    divide the pool's devices. Roles in unknown pools are skipped."""
     for name, role in config.computing.items():
         strategy = role.strategy
         if role.pool not in config.pools:
@@ -119,11 +119,6 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             yield from _indivisible_size_problems(config, name, sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
-        if name == Role.CRITIC:
-            yield (
-                "critic.strategy.kind: megatron has no value head, so it trains no critic; "
-                "use fsdp2 or deepspeed"
-            )
         if role.packing:
             yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"
         expert_tp = strategy.tp if strategy.etp is None else strategy.etp

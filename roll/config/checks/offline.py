@@ -58,16 +58,11 @@ def labelled_source_problems(config: PreferenceConfig) -> Iterator[str]:
 
 
 def reward_model_problems(config: PreferenceConfig) -> Iterator[str]:
-    """Yield sources of labelled responses, and a backend that cannot train a reward model."""
+    """Yield sources of labelled responses, and settings of logits, which a reward model has not."""
     yield from labelled_source_problems(config)
     if config.actor_train.changed("logprob_chunk_tokens"):
         yield (
             "actor_train.logprob_chunk_tokens: a reward model has a score and no logits; drop it"
-        )
-    if config.actor_train.strategy.kind == "megatron":
-        yield (
-            "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
-            "use fsdp2 or deepspeed"
         )
 
 

@@ -32,11 +32,8 @@ def _strategy(job: Job, role: str, target: str, devices: int, *, trains: bool) -
         if name:
             job.why(key, f"there is no backend {name}{nearest(name, _BACKENDS)}; {kind} stands in")
             job.ask(f"{out}: {name} does not exist here, and {kind} stands in for it")
-    if kind == "megatron" and _takes_no_megatron(job, target):
-        job.ask(
-            f"{out}: fsdp2 in place of megatron, which has no value head and learns no whole "
-            "distributions here"
-        )
+    if kind == "megatron" and job.draft.get("pipeline") == "distill":
+        job.ask(f"{out}: fsdp2 in place of megatron, which learns no whole distributions here")
         job.put(f"{out}.kind", "fsdp2", key, note="megatron cannot do what this role does")
         _finish(job, role, out, trains)
         return
@@ -48,11 +45,6 @@ def _strategy(job: Job, role: str, target: str, devices: int, *, trains: bool) -
     elif kind == "fsdp":
         _fsdp2(job, role, out, devices, trains)
     _finish(job, role, out, trains)
-
-
-def _takes_no_megatron(job: Job, target: str) -> bool:
-    """Return whether a role can not be of kind megatron here."""
-    return target == "critic" or job.draft.get("pipeline") == "distill"
 
 
 def _finish(job: Job, role: str, out: str, trains: bool) -> None:

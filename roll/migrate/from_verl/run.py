@@ -186,13 +186,11 @@ def _put_strategy(job: Job, target: str, at: str, trains: bool, devices: int) ->
     """Write the backend of a role."""
     name = job.keys.text(f"{at}.strategy") or job.keys.text(f"{ACTOR}.strategy") or "fsdp"
     out = f"{target}.strategy"
-    if name == "megatron" and target != "critic":
+    if name == "megatron":
         job.put(f"{out}.kind", "megatron", f"{at}.strategy")
         for key, ours in MEGATRON_SIZES.items():
             job.count(f"{at}.megatron.{key}", f"{out}.{ours}")
         return
-    if name == "megatron":
-        job.ask("critic.strategy: fsdp2 in place of megatron, which has no value head here")
     job.put(f"{out}.kind", "fsdp2", f"{at}.strategy")
     job.move(f"{at}.fsdp_config.param_offload", f"{out}.cpu_offload", "flag")
     size = job.keys.whole(f"{at}.ulysses_sequence_parallel_size")

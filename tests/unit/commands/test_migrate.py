@@ -143,6 +143,37 @@ def test_estimators(name: str, advantage: str, tmp_path: Path) -> None:
     assert (config.critic is not None) == (name == "gae")
 
 
+@pytest.mark.parametrize(
+    ("shape", "keys"),
+    [
+        (
+            "verl",
+            {
+                "algorithm__adv_estimator": "gae",
+                "critic__strategy": "megatron",
+                "critic__megatron__tensor_model_parallel_size": 2,
+            },
+        ),
+        (
+            "rlvr",
+            {
+                "adv_estimator": "gae",
+                "critic__strategy_args__strategy_name": "megatron_train",
+                "critic__strategy_args__strategy_config__tensor_model_parallel_size": 2,
+            },
+        ),
+    ],
+)
+def test_a_critic_on_megatron_stays_there(shape: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    made = migrate(changed(tmp_path, shape, **keys))
+    config = loaded(made, tmp_path)
+    assert isinstance(config, RlvrBase)
+    assert config.critic is not None
+    assert config.critic.strategy.kind == "megatron"
+    assert config.critic.strategy.tp == 2
+    assert "in place of megatron" not in made.text
+
+
 def test_gigpo_is_without_what_changes_the_rewards_of_all_turns(tmp_path: Path) -> None:
     kl = {"add_token_level_kl": True, "init_kl_coef": 0.1}
     made = migrate(changed(tmp_path, "agentic", adv_estimator="gigpo", reward_clip=2, **kl))

@@ -285,10 +285,6 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["actor_train.strategy: etp * ep * pp = 4 does not divide the 2 devices"],
         ),
         (
-            "critic={pool: all, strategy: {kind: megatron}}|algorithm.advantage={kind: gae}",
-            ["critic.strategy.kind: megatron has no value head"],
-        ),
-        (
             "algorithm.advantage={kind: distill}",
             ["at least one; add `teachers: {NAME: {pool: all, model: {path: FOLDER}}}`"],
         ),

@@ -38,6 +38,44 @@ from tests.runs import write_rows_task, write_task
 from tests.tiny import tiny_qwen3
 from tests.unit.memory.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
 
+
+def test_a_score_head_counts_instead_of_the_output_layer(tmp_path: Path) -> None:
+    for tied in (True, False):
+        model, folder = tiny_qwen3(tied=tied), tmp_path / str(tied)
+        model.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        output = model.lm_head.weight.numel()
+        hidden = config["hidden_size"]
+        whole = count(config)
+        scores = whole.with_score_head()
+        assert (scores.head, scores.vocab) == (hidden, 1)
+        assert scores.total == whole.total + hidden - (0 if tied else output)
+        assert scores.root == output + 2 * hidden  # embedding, last norm, head
+        stored = sizes_of(ModelConfig(path=str(folder)), scores=True)
+        body = sum(parameter.numel() for parameter in model.model.parameters())
+        assert stored == replace(scores, total=body)
+
+
+@pytest.mark.parametrize("strategy", [MegatronConfig(tp=2), Fsdp2Config()])
+def test_a_critic_needs_no_memory_for_logits(
+    tmp_path: Path, strategy: MegatronConfig | Fsdp2Config
+) -> None:
+    kind = strategy.kind
+    config = recipe(
+        tmp_path,
+        "Qwen3-8B",
+        f"critic={{pool: train, strategy: {{kind: {kind}}}}}",
+        "actor_train.strategy={kind: " + kind + "}",
+        "algorithm.advantage={kind: gae}",
+    )
+    needs = {one.role: one.needs for one in of_roles(config, CUDA)[0]}
+    actor, critic = needs["actor_train"], needs["critic"]
+    output = 151936 * 4096  # elements, cut over no ranks of megatron, over all of fsdp2
+    ranks = config.num_devices("critic") if kind == "fsdp2" else 1
+    assert actor.moments - critic.moments == pytest.approx(2 * 4 * output / ranks, rel=1e-4)
+    assert critic.buffers < actor.buffers - 4 * output / 8
+
+
 JOINED = {"RAY_ADDRESS": "10.0.0.1:6379"}
 
 
