@@ -88,10 +88,11 @@ WITH_VISION: dict[str, dict[str, Any]] = {
 """The same of models that see."""
 
 
-def make(name: str, **sizes: Any) -> PreTrainedModel:
+def make(name: str, *, factory: Any = AutoModelForCausalLM, **sizes: Any) -> PreTrainedModel:
     """In training mode, as transformers makes it; every value is random.
 
     Args:
+        factory: auto class of a model that does not see.
         sizes: further settings of a model that does not see.
     """
     torch.manual_seed(0)
@@ -101,7 +102,7 @@ def make(name: str, **sizes: Any) -> PreTrainedModel:
     else:
         settings = {**SIZES, **FAMILIES[name], **sizes}
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = factory.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
@@ -109,9 +110,9 @@ def make(name: str, **sizes: Any) -> PreTrainedModel:
     return model.train()
 
 
-def save(folder: Path, name: str) -> Path:
+def save(folder: Path, name: str, **options: Any) -> Path:
     """The same with a tokenizer, as a folder."""
-    make(name).save_pretrained(folder)
+    make(name, **options).save_pretrained(folder)
     char_tokenizer().save_pretrained(folder)
     return folder
 

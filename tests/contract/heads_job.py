@@ -22,10 +22,10 @@ from roll.config.algorithm.preferences import BradleyTerryConfig
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
-from roll.config.sections.training import TrainRole
+from roll.config.sections.training import ScoreRole, TrainRole
 from roll.core.batches import PreferenceBatch, TrainBatch
 from roll.core.types import WorkerSpec
-from roll.strategy.build import build_train
+from roll.strategy.build import build_score, build_train
 from roll.strategy.interfaces import TrainStrategy
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import ScoreHead, ValueHead
@@ -187,6 +187,18 @@ def job(spec: WorkerSpec, folder: Path) -> dict[Any, Any]:
             layout: _resumed(spec, folder.parent / "2" / f"adapter, {layout}", {})
             for layout in ADAPTED
         }
+    group.leave()
+    return results
+
+
+def families_job(spec: WorkerSpec, folder: Path, heads: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Values or scores of one classifier of each family."""
+    group, results = GroupMembership(spec), {}
+    for name, head in heads.items():
+        role = ScoreRole(pool="p", strategy=MegatronConfig())
+        strategy = build_score(role, ModelConfig(path=str(folder.parent / name)), spec, head)
+        results[name] = of_terms(strategy.score(critic_batch()))
+        strategy.close()
     group.leave()
     return results
 

@@ -4,6 +4,7 @@ of plain Hugging Face, in their folders, too."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from mcore_adapter.checkpoint_reader import WEIGHT, Saved
 from mcore_adapter.convert.conversion_plan import tasks
@@ -22,7 +27,7 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.strategy.megatron.outputs import classifier_of
-from roll.strategy.training.heads import PolicyHead, ValueHead
+from roll.strategy.training.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.critic_job import critic_batch
 from tests.contract.heads_job import (
     ADAM,
@@ -30,12 +35,15 @@ from tests.contract.heads_job import (
     CASES,
     LAYOUTS,
     STEPS,
+    families_job,
     job,
     reference_job,
     save_models,
 )
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import gradient, leaders, relative_distance
+from tests.convert.tiny_models import MODELS
+from tests.families import config_of, save
 
 RUNS = [
     (ranks, layout, case)
@@ -231,6 +239,39 @@ def test_an_adapter_and_its_head_go_on_on_as_many_ranks_and_on_one(
     kept = json.loads((checkpoint / "meta.json").read_text())["tensors"]
     assert kept["base_model.model.score.weight"] == [1, 64]
     assert all("lora_" in name or ".score." in name for name in kept)
+
+
+def kinds_of_families() -> dict[str, Any]:
+    """A head for each family that transformers has classifiers of."""
+    tokens, sequences = (
+        each._model_mapping.keys()
+        for each in (AutoModelForTokenClassification, AutoModelForSequenceClassification)
+    )
+    heads: dict[str, Any] = {}
+    for name, settings in MODELS.items():
+        kind = type(AutoConfig.for_model(settings["model_type"]))
+        if kind in sequences:
+            heads[name] = ValueHead() if kind in tokens else ScoreHead()
+    return heads
+
+
+def test_every_family_with_classifiers_gives_the_numbers_of_transformers(tmp_path: Path) -> None:
+    heads = kinds_of_families()
+    assert {"gemma3", "gpt_oss", "deepseek_v3", "mixtral", "qwen3_moe"} <= heads.keys()
+    assert len(set(map(type, heads.values()))) == 2
+    for name, head in heads.items():
+        save(tmp_path / name, name, factory=head.classifier.factory, num_labels=1)
+    job_of_all = partial(families_job, heads=heads)
+    (found,) = run_ranks(1, job_of_all, tmp_path / "job", timeout_s=250)
+    for name, head in heads.items():
+        config = config_of(tmp_path / name, name)
+        model = head.classifier.factory.from_pretrained(
+            config.path, dtype=torch.float32, attn_implementation=config.attention
+        )
+        with torch.no_grad():
+            want = numbers(model.eval(), scores=isinstance(head, ScoreHead))
+        apart = float((found[name] - want).abs().max() / want.abs().max())
+        assert apart < 1e-5, (name, apart)
 
 
 def test_a_head_that_this_backend_lacks_is_refused() -> None:

@@ -130,20 +130,20 @@ def run(
 
     Args:
         micros: result of `micro_batches`; at least one.
-        reduce: computes the loss and a result to keep, from the last stage's logits `[B, T, S]` of
-            a micro-batch; S is the part of the vocabulary on this tensor parallel rank. Ranks that
-            share rows have the logits of their own tokens, padding included. The losses of all
-            micro-batches are added.
+        reduce: computes the loss and a result to keep, from the last stage's output `[B, T, S]` of
+            a micro-batch: logits of the part of the vocabulary on this tensor parallel rank, or
+            one number. Ranks that share rows have the outputs of their own tokens, padding
+            included. The losses of all micro-batches are added.
 
     Returns:
         Each micro-batch that has rows, with its result. Empty on all stages but the last.
     """
 
-    def loss(logits_BTS: Tensor, micro: Micro[B]) -> tuple[Tensor, tuple[Micro[B], R] | None]:
+    def loss(output_BTS: Tensor, micro: Micro[B]) -> tuple[Tensor, tuple[Micro[B], R] | None]:
         if micro.batch is None:
-            return logits_BTS[:0].float().sum(), None
+            return output_BTS[:0].float().sum(), None
         rows, width = micro.batch.tokens.shape
-        mine_BTS = logits_BTS[:rows] if model.cp > 1 else logits_BTS[:rows, :width]
+        mine_BTS = output_BTS[:rows] if model.cp > 1 else output_BTS[:rows, :width]
         value, result = reduce(mine_BTS, micro.batch)
         return value, (micro, result)
 
@@ -163,8 +163,8 @@ def run(
 def _forward(
     sight: Sight | None, sharers: dist.ProcessGroup, chunk: nn.Module, micro: Micro[B]
 ) -> Tensor:
-    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`, of ranks that
-    share rows (`sharers`) those of their own tokens.
+    """Run one stage on a micro-batch; the last stage returns its output `[B, T, S]`, of ranks that
+    share rows (`sharers`) that of their own tokens.
 
     Patches are fetched here, so that only the first stage holds any, and those of micro-batches in
     flight.

@@ -16,16 +16,25 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     PreTrainedModel,
+    Qwen3ForSequenceClassification,
 )
 
 from roll.algorithms.logprobs import soft_cap
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models.load import load_causal_lm, load_config, load_tokenizer
+from roll.models.load import (
+    CRITIC,
+    REWARD_MODEL,
+    load_causal_lm,
+    load_config,
+    load_tokenizer,
+    load_value_model,
+    outline_classifier,
+)
 from roll.models.parts.head import split_head
 from roll.strategy.training.heads import ScoreHead, ValueHead
 from roll.strategy.training.token_model import ForwardRequest
-from tests.tiny import save_tiny_model
+from tests.tiny import save_tiny_model, tiny_qwen3
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +73,34 @@ def test_scores_of_a_model_in_16_bits_are_not_rounded_to_16_bits(head: Any, fold
     assert layer.weight.dtype == torch.bfloat16
     exact = states_ND.double() @ layer.weight.double().T
     torch.testing.assert_close(found.double(), exact[:, 0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_critic_of_a_reward_model_begins_with_a_head_of_zeros(
+    tmp_path: Path, deferred: bool
+) -> None:
+    """Its file has a weight of that name already, and no bias."""
+    config = tiny_qwen3().config
+    config.num_labels = 1
+    scorer = Qwen3ForSequenceClassification(config)
+    torch.nn.init.normal_(scorer.score.weight)
+    scorer.save_pretrained(tmp_path)
+    loaded: Any = load_value_model(ModelConfig(path=str(tmp_path)), deferred=deferred)
+    for parameter in loaded.score.parameters():
+        assert torch.equal(parameter.detach(), torch.zeros(parameter.shape))
+    assert [name for name, _ in loaded.score.named_parameters()] == ["weight", "bias"]
+
+
+def test_an_outline_is_of_the_classifier_that_would_be_loaded(folder: Path) -> None:
+    model = ModelConfig(path=str(folder))
+    critic, scorer = (outline_classifier(model, kind) for kind in (CRITIC, REWARD_MODEL))
+    assert (critic.head, scorer.head) == (("score.weight", "score.bias"), ("score.weight",))
+    assert not critic.stored
+    assert critic.config.architectures == ["Qwen3ForTokenClassification"]
+    assert (scorer.config.num_labels, scorer.config.architectures) == (
+        1,
+        ["Qwen3ForSequenceClassification"],
+    )
 
 
 def test_missing_folder_is_named_with_the_command_that_makes_it() -> None:

@@ -32,8 +32,9 @@ def run_schedule(
         chunks: this rank's chunks, wrapped or not.
         forward: function that runs a chunk on a micro-batch; the input from the stage before is
             already set.
-        loss: function of the last chunk's output `[B, T, vocabulary / tp]` and the micro-batch. It
-            returns the loss and a result to keep; the losses of all micro-batches are added.
+        loss: function of the last chunk's output, `[B, T, vocabulary / tp]` or, with a score head,
+            `[B, T, 1]`, and of the micro-batch. It returns the loss and a result to keep; the
+            losses of all micro-batches are added.
         micro_batch_size: number of rows of each micro-batch.
         longest: number of tokens of each row, the same in all micro-batches unless the model's
             config sets `variable_seq_lengths`.
