@@ -156,7 +156,7 @@ def _one_step(strategy: TrainStrategy[Any], case: Case) -> dict[str, Any]:
 
 def reference_job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     """One update of every case by fsdp2 on one rank."""
-    group, results = GroupMembership(spec), {}
+    group, results = GroupMembership(spec), dict[str, Any]()
     for name, case in CASES.items():
         strategy = case.build(spec, folder.parent, Fsdp2Config())
         results[name] = _one_step(strategy, case)
@@ -169,7 +169,7 @@ def reference_job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 
 def job(spec: WorkerSpec, folder: Path) -> dict[Any, Any]:
     """One update of every case in each layout of as many ranks."""
-    group, results = GroupMembership(spec), {}
+    group, results = GroupMembership(spec), dict[Any, Any]()
     for layout, (options, cases) in LAYOUTS[spec.world_size].items():
         for name in cases:
             strategy = CASES[name].build(spec, folder.parent, MegatronConfig(**options))
