@@ -112,21 +112,12 @@ def load_model(
     folder = folder_of(model)
     outline = None if kind is None else outline_classifier(model, kind)
     head = None if outline is None else _head(outline)
-    options = BuildOptions(
-        dtype=getattr(torch, model.dtype),
-        random_weights=False,
-        sequence_parallel=config.sequence_parallel,
-        recompute=config.recompute,
-        aux_loss_coeff=config.aux_loss_coef,
-        context_parallel=config.cp,
-        head=head,
-    )
     try:
         found = read_config(folder, _replaced(model))
         table = table_in(folder, head)
         check_layout(table, sizes)
         check_widths(table, sizes)
-        bare = build_model(found, sizes, options)
+        bare = build_model(found, sizes, _options(config, model, head))
         load(folder, bare, table, sizes)
         for chunk in bare:
             chunk.requires_grad_(trainable)
@@ -151,6 +142,19 @@ def load_model(
         outline=outline,
         frozen=frozen,
         trained=trained,
+    )
+
+
+def _options(config: MegatronConfig, model: ModelConfig, head: ScoreHead | None) -> BuildOptions:
+    """Return the options of a model's modules that its config.json does not give."""
+    return BuildOptions(
+        dtype=getattr(torch, model.dtype),
+        random_weights=False,
+        sequence_parallel=config.sequence_parallel,
+        recompute=config.recompute,
+        aux_loss_coeff=config.aux_loss_coef,
+        context_parallel=config.cp,
+        head=head,
     )
 
 

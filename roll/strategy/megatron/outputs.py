@@ -1,4 +1,4 @@
-"""What the head of a role computes from the output of a model's last stage."""
+"""Readers of the output of a model's last stage, one for each head that a role may have."""
 
 from __future__ import annotations
 
