@@ -13,7 +13,7 @@ from roll.cli import app
 from roll.config import load_config
 from roll.config.agentic import AgenticConfig
 from roll.config.errors import ConfigError
-from roll.config.offline import DistillationConfig, DpoConfig, SftConfig
+from roll.config.offline import DistillationConfig, DpoConfig, RewardModelConfig, SftConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
@@ -411,6 +411,24 @@ def test_nemo_rl(tmp_path: Path) -> None:
     assert config.actor_train.packing is True
     assert config.sampling.stop_token_ids == (151643,)
     assert config.rewards["math"].fn == "math"
+
+
+def test_a_reward_model_of_nemo_rl_on_megatron_stays_there(tmp_path: Path) -> None:
+    tree = yaml.safe_load((FILES / "nemo_rl.yaml").read_text())
+    megatron = {"enabled": True, "tensor_model_parallel_size": 2}
+    batches = {"train_global_batch_size": 32, "train_micro_batch_size": 1}
+    pairs = {
+        "rm": {"max_num_epochs": 1, "max_num_steps": 10},
+        "policy": {"model_name": "m", "megatron_cfg": megatron, **batches},
+        "data": {"train": {"data_path": "pairs.jsonl"}},
+        "cluster": tree["cluster"],
+    }
+    path = tmp_path / "pairs.yaml"
+    path.write_text(yaml.safe_dump(pairs))
+    config = loaded(migrate(path), tmp_path)
+    assert isinstance(config, RewardModelConfig)
+    assert config.actor_train.strategy.kind == "megatron"
+    assert config.actor_train.strategy.tp == 2
 
 
 @pytest.mark.parametrize(
