@@ -97,10 +97,11 @@ class Fsdp2Strategy(Generic[T]):
             squares=squares,
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
-        # Without a backward pass some parameters stay gathered and would not see the next update.
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        # Without a backward pass some parameters stay gathered and would not see the next update,
+        # and the notes grow that FSDP takes of the order of layers, for a backward pass.
+        root = self._model
+        assert isinstance(root, FSDPModule)
+        root.reset_iter_state()
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:

@@ -1,0 +1,39 @@
+"""What a backend keeps although nothing will read it: in host memory, and on a device between its
+turns. Where the tests run nothing moves, so they look at what would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from roll.config.sections.model import ModelConfig
+from roll.core.types import WorkerSpec
+from roll.strategy.fsdp2.train import Fsdp2Strategy
+from tests.contract.backends import SCORE_BACKENDS
+from tests.contract.ranks import run_ranks
+from tests.contract.train_job import train_batch
+from tests.tiny import save_tiny_model
+
+
+def scores(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    """Return the layers that FSDP has noted for a backward pass after each of three scores."""
+    model = ModelConfig(path=str(folder.parent / "model"))
+    strategy: Any = SCORE_BACKENDS["fsdp2"].build(spec, model, budget=40)
+    assert isinstance(strategy, Fsdp2Strategy)
+    found = []
+    for _ in range(3):
+        strategy.score(train_batch())
+        root = cast(Any, strategy._model)._get_fsdp_state()
+        states = root._state_ctx.all_states
+        groups = [group for each in states for group in each._fsdp_param_groups]
+        indices = sum(len(group._post_forward_indices) for group in groups)
+        found.append((len(root._comm_ctx.post_forward_order), indices))
+        assert all(group.is_sharded for group in groups)
+    strategy.close()
+    return {"noted": found}
+
+
+def test_passes_of_a_frozen_model_leave_no_notes_for_a_backward_pass(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    (found,) = run_ranks(1, scores, tmp_path / "ranks", timeout_s=300)
+    assert found["noted"] == [(0, 0)] * 3
