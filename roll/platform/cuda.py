@@ -43,6 +43,15 @@ class CudaPlatform:
         leave_group()
 
 
+def wait_for_device() -> None:
+    """Wait until the device has done all that it was asked for. Where CUDA is not in use, do
+    nothing."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 def free_cached() -> None:
     """Give memory that PyTorch keeps reserved back to the device, and with it the buckets of a push
     that their last receiver has closed. Other processes on the GPU, such as an engine that wakes

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from roll.platform.cuda import wait_for_device
 from roll.strategy.tensor_names import trained
 
 
@@ -52,6 +53,9 @@ class ReferenceCopy:
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        # With `cpu_offload` a GPU reads the values from host memory when it comes to it. Those of
+        # the last pass may still be read for other ranks, which have more tokens.
+        wait_for_device()
         for name, p in self._params.items():
             ours, theirs = _local(self.values[name]), _local(p)
             kept = theirs.clone()
