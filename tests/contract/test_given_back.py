@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig
 from roll.core.types import WorkerSpec
+from roll.strategy.deepspeed.train import DeepspeedStrategy
 from roll.strategy.fsdp2.train import Fsdp2Strategy
-from tests.contract.backends import SCORE_BACKENDS
+from tests.contract.backends import SCORE_BACKENDS, TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import train_batch
 from tests.tiny import save_tiny_model
@@ -37,3 +39,24 @@ def test_passes_of_a_frozen_model_leave_no_notes_for_a_backward_pass(tmp_path: P
     save_tiny_model(tmp_path / "model")
     (found,) = run_ranks(1, scores, tmp_path / "ranks", timeout_s=300)
     assert found["noted"] == [(0, 0)] * 3
+
+
+def offloaded(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    """Return the tensors of DeepSpeed's optimizer that are on the device and not among those that
+    move, if the optimizer's states are in host memory."""
+    settings = {"stage": 2, "offload_optimizer": True}
+    backend = TrainBackend("", DeepspeedConfig, (), settings=settings)
+    strategy = backend.build(spec, ModelConfig(path=str(folder.parent / "model")))
+    assert isinstance(strategy, DeepspeedStrategy)
+    known = {tensor.untyped_storage().data_ptr() for tensor in strategy.states()}
+    zero = strategy._engine.optimizer
+    buffer = zero.temp_grad_buffer_for_gpu_offload
+    assert buffer.numel() == max(p.numel() for p in strategy._model.parameters())
+    strategy.close()
+    return {"moves": buffer.untyped_storage().data_ptr() in known}
+
+
+def test_the_buffer_of_gradients_of_zero_offload_leaves_the_device(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    (found,) = run_ranks(1, offloaded, tmp_path / "ranks", timeout_s=300)
+    assert found["moves"]

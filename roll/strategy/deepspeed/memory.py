@@ -71,3 +71,5 @@ def states(
         yield from (b.buffer for b in zero.ipg_buckets.values() if isinstance(b.buffer, Tensor))
     elif not hasattr(zero, "ipg_buckets"):  # DeepSpeed's bfloat16 optimizer of ZeRO-1
         yield from zero.fp32_groups_gradients_flat
+    elif zero.cpu_offload:  # a gradient of the largest parameter is added up in it, on the device
+        yield zero.temp_grad_buffer_for_gpu_offload
