@@ -3,14 +3,20 @@ turns. Where the tests run nothing moves, so they look at what would."""
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
+
+from mcore_adapter.platform import adapt_to_cpu
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig
 from roll.core.types import WorkerSpec
 from roll.strategy.deepspeed.train import DeepspeedStrategy
 from roll.strategy.fsdp2.train import Fsdp2Strategy
+from roll.strategy.megatron import memory
 from tests.contract.backends import SCORE_BACKENDS, TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import train_batch
@@ -60,3 +66,23 @@ def test_the_buffer_of_gradients_of_zero_offload_leaves_the_device(tmp_path: Pat
     save_tiny_model(tmp_path / "model")
     (found,) = run_ranks(1, offloaded, tmp_path / "ranks", timeout_s=300)
     assert found["moves"]
+
+
+def angles(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    """Return which angles of rows there are before and after a model leaves its device."""
+    adapt_to_cpu()
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    rotary = RotaryEmbedding(8, 1.0, use_cpu_initialization=True)
+    kept = [weakref.ref(rotary(length)) for length in (16, 24)]
+    before = [each() is not None for each in kept]
+    memory.offload(cast(Any, SimpleNamespace(chunks=[rotary])), None)
+    after = [each() is not None for each in kept]
+    return {"before": before, "after": after, "again": torch.equal(rotary(16), rotary(24)[:16])}
+
+
+def test_rotary_angles_leave_the_device_with_a_megatron_model(tmp_path: Path) -> None:
+    (found,) = run_ranks(1, angles, tmp_path / "ranks", timeout_s=300)
+    assert found["before"] == [True, True]  # Megatron-Core keeps them
+    assert found["after"] == [False, False]
+    assert found["again"]

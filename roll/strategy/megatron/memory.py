@@ -24,6 +24,7 @@ def offload(model: MegatronModel, update: Update | None) -> None:
         for buffer in _buffers(model):
             buffer.offload_to_cpu()
     _move(model, update, _CPU)
+    _forget_angles()
     free_cached()
 
 
@@ -42,6 +43,16 @@ def _buffers(model: MegatronModel) -> list[Any]:
     With a distributed optimizer they contain the trained parameters too.
     """
     return [b for chunk in model.chunks for b in chunk.buffers + chunk.expert_parallel_buffers]
+
+
+def _forget_angles() -> None:
+    """Drop the rotary angles that Megatron-Core keeps on the device, of up to 32 lengths of rows,
+    for all models of the process. They are made anew when they are needed."""
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+
+    for kind in (RotaryEmbedding, YarnRotaryEmbedding):
+        kind.forward.cache_clear()
 
 
 def _move(model: MegatronModel, update: Update | None, device: torch.device) -> None:
