@@ -11,6 +11,8 @@ from transformers.models.auto.modeling_auto import (
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 
+_WINDOW_IN_MASK = ("phimoe", "qwen2_moe")
+"""Model types whose window of attention stands in the mask alone."""
 FLASH = ("flash_attention_2", "flash_attention_3")
 """Kernels of Dao-AILab's packages, which read the borders of sequences in packed rows themselves
 and take no slices of rows."""
@@ -26,7 +28,7 @@ def implementation(model: ModelConfig, config: PreTrainedConfig) -> str:
         config: the model's own config.
 
     Raises:
-        ConfigError: the model's attention is more than sdpa computes.
+        ConfigError: the model's attention is more than the kernel computes.
     """
     kernel = "sdpa" if model.attention == "auto" else model.attention
     if kernel == "sdpa" and getattr(config.get_text_config(), "attn_logit_softcapping", None):
@@ -35,7 +37,29 @@ def implementation(model: ModelConfig, config: PreTrainedConfig) -> str:
             f"model.attention: sdpa{chosen} leaves out the bound of a {config.model_type}'s "
             "attention (attn_logit_softcapping); set it to eager or flash_attention_2"
         )
+    if kernel in FLASH and (window := window_in_mask(config)) is not None:
+        raise ConfigError(
+            f"model.attention: {kernel} leaves out the window of {window} tokens of a "
+            f"{config.model_type}, which transformers writes into a mask only; set it to sdpa"
+        )
     return kernel
+
+
+def window_in_mask(config: PreTrainedConfig) -> int | None:
+    """Return the window of attention, in tokens, that transformers writes into the mask and gives
+    to no kernel: FlashAttention, which gets no mask, would compute attention without it. None if
+    there is no such window, or rows are never longer.
+
+    Args:
+        config: the model's own config.
+    """
+    text = config.get_text_config()
+    if text.model_type not in _WINDOW_IN_MASK:
+        return None
+    if "sliding_attention" not in (getattr(text, "layer_types", None) or ("sliding_attention",)):
+        return None
+    window: int | None = text.sliding_window
+    return window if window and window < text.max_position_embeddings else None
 
 
 def on_any_device(config: PreTrainedConfig) -> str:

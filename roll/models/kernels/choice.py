@@ -17,6 +17,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import HfEngineConfig, row_cuts
 from roll.config.sections.training import InferRole
+from roll.models.kernels.attention import window_in_mask
 from roll.models.load import load_config
 from roll.platform.machine import gpu_capability
 
@@ -111,6 +112,8 @@ def _unsuited(model: ModelConfig, config: PreTrainedConfig) -> str:
         return f"transformers computes no {config.model_type} with it"
     if made._compatible_flash_implementations is not None:
         return f"a {config.model_type} needs a kernel of its own"
+    if window_in_mask(config) is not None:
+        return f"a {config.model_type} has its window in a mask, which it does not read"
     # Of a model whose layers differ, the whole config has no width of heads, and says so loudly.
     parts = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
     width = max(

@@ -13,14 +13,17 @@ from transformers import (
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
+    MistralConfig,
+    PhimoeConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
 from roll.config import load_config
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models.kernels.attention import implementation
+from roll.models.kernels.attention import FLASH, implementation
 from roll.models.kernels.choice import Offer, choose, settle_attention
 from tests.runs import run_local, write_task
 
@@ -60,6 +63,7 @@ def test_auto_is_the_best_kernel_that_the_gpus_run(offer: Offer, kernel: str, wh
         (GEMMA4, "bfloat16", "", "heads of 512 are wider than 256"),
         (GptOssConfig(), "bfloat16", "", "a gpt_oss needs a kernel of its own"),
         (BloomConfig(), "bfloat16", "", "transformers computes no bloom"),
+        (PhimoeConfig(sliding_window=512), "bfloat16", "", "a phimoe has its window in a mask"),
     ],
 )
 def test_auto_is_sdpa_where_flash_attention_does_not_fit(
@@ -80,6 +84,33 @@ def test_a_bounded_attention_is_refused_when_auto_comes_to_sdpa() -> None:
             implementation(model, config)
     eager = AUTO.model_copy(update={"attention": "eager"})
     assert implementation(eager, config) == "eager"
+
+
+@pytest.mark.parametrize("kernel", FLASH)
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (PhimoeConfig(sliding_window=512), 512),
+        (Qwen2MoeConfig(use_sliding_window=True, sliding_window=64), 64),
+        # Without a window, of any layer, or for any row.
+        (PhimoeConfig(), None),
+        (PhimoeConfig(sliding_window=512, max_position_embeddings=512), None),
+        (Qwen2MoeConfig(), None),
+        (Qwen2MoeConfig(use_sliding_window=True, layer_types=["full_attention"] * 24), None),
+        # Handed to the kernel.
+        (MistralConfig(sliding_window=64), None),
+    ],
+)
+def test_a_window_that_only_a_mask_has_is_refused_with_flash_attention(
+    config: PreTrainedConfig, window: int | None, kernel: Any
+) -> None:
+    model = AUTO.model_copy(update={"attention": kernel})
+    assert implementation(AUTO, config) == "sdpa"
+    if window is None:
+        assert implementation(model, config) == kernel
+        return
+    with pytest.raises(ConfigError, match=rf"{kernel} leaves out the window of {window} tokens"):
+        implementation(model, config)
 
 
 def test_each_model_of_a_run_gets_a_kernel_of_its_own_in_place_of_auto(
