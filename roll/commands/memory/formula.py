@@ -88,14 +88,14 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
-            used = sizes.root + 2 * sizes.layer // strategy.tp
-            gathered = b * used if shards > 1 else 0
+            gathered = b * _gathered(sizes, strategy, shards)
             weights = 0 if strategy.cpu_offload else whole // shards
             return Needs(weights, activations=working // sharers, buffers=logits + gathered)
         case DeepspeedConfig():
             if strategy.stage < 3:
                 return Needs(weights=whole, activations=working, buffers=logits)
-            gathered = b * (sizes.root + 2 * sizes.layer) if passes.ranks > 1 else 0
+            copies = passes.ranks > 1 or strategy.offload_parameters
+            gathered = b * (sizes.root + 2 * sizes.layer) if copies else 0
             weights = 0 if strategy.offload_parameters else whole // passes.ranks
             return Needs(weights, activations=working, buffers=logits + gathered)
 
@@ -230,9 +230,7 @@ def _fsdp2(
     trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
-    # Layers are cut by `tp` before they are sharded; embedding, head and last norm are not.
-    layers = 2 * sizes.layer if strategy.reshard_after_forward else sizes.total - sizes.root
-    gathered = b * (sizes.root + layers // strategy.tp) if passes.ranks > 1 or b < FULL else 0
+    gathered = b * _gathered(sizes, strategy, shards)
     kept_for = activations(
         sizes,
         passes.tokens // strategy.ranks_per_part,
@@ -252,6 +250,17 @@ def _fsdp2(
     )
 
 
+def _gathered(sizes: ModelSizes, strategy: Fsdp2Config, shards: int) -> int:
+    """Return the elements of the parameters that are gathered at once. A rank that shares them with
+    no other copies them, too, but no layer before its turn.
+
+    Layers are cut by `tp` before they are sharded; embedding, head and last norm are not.
+    """
+    at_once = (2 if shards > 1 else 1) * sizes.layer
+    layers = at_once if strategy.reshard_after_forward else sizes.total - sizes.root
+    return sizes.root + layers // strategy.tp
+
+
 def _deepspeed(
     sizes: ModelSizes, strategy: DeepspeedConfig, passes: Passes, learned: Learned
 ) -> Needs:
@@ -268,8 +277,10 @@ def _deepspeed(
         copies = ranks if stage == 3 else 1
         weights = (0 if strategy.offload_parameters else b * sizes.total // copies) + masters
         gradients = FULL * trained // (ranks if stage >= 2 else 1)
+        if stage == 3:  # their buffer lies where the masters are
+            gradients *= kept
         buffers += 2 * FULL * min(strategy.bucket_elements, sizes.total)
-        if stage == 3 and ranks > 1:
+        if stage == 3 and (ranks > 1 or strategy.offload_parameters):
             buffers += b * (sizes.root + 2 * sizes.layer)
     kept_for = activations(sizes, passes.tokens, b, recomputed=strategy.activation_checkpointing)
     return Needs(weights, gradients, moments, kept_for, buffers=buffers)

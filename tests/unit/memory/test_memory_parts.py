@@ -26,6 +26,7 @@ from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
+    DeepspeedConfig,
     Fsdp2Config,
     HfEngineConfig,
     MegatronConfig,
@@ -294,6 +295,34 @@ def test_fsdp2_with_tp_gathers_its_share_of_the_layers() -> None:
     kept = Fsdp2Config(tp=2, reshard_after_forward=False)
     assert trained(SMALL, kept, few, free).buffers == 4 * (400 + 600 // 2)
     assert scored(SMALL, Fsdp2Config(tp=2), few).buffers == 4 * (400 + 2 * 300 // 2)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_one_rank_of_fsdp2_copies_what_others_gather(width: int) -> None:
+    """PyTorch copies the weights of one rank, too, but no layer before its turn."""
+    few = Passes(tokens=0, chunk_tokens=0, ranks=1, width=width)
+    free = replace(WHOLE, head=False)
+    assert trained(SMALL, Fsdp2Config(), few, free).buffers == width * (400 + 300)
+    assert scored(SMALL, Fsdp2Config(), few).buffers == width * (400 + 300)
+    kept = Fsdp2Config(reshard_after_forward=False)
+    assert trained(SMALL, kept, few, free).buffers == width * 1000
+    assert scored(SMALL, kept, few).buffers == width * 1000
+    copies, two = Fsdp2Config(replicas=2), replace(few, ranks=2)
+    assert trained(SMALL, copies, two, free).buffers == width * (400 + 300)
+
+
+def test_zero_3_has_the_gradients_where_the_masters_are() -> None:
+    passes = Passes(tokens=0, chunk_tokens=0, ranks=1, width=2)
+    here, moved = (
+        trained(SMALL, DeepspeedConfig(stage=3, offload_optimizer=there), passes, WHOLE)
+        for there in (False, True)
+    )
+    assert (here.weights, here.gradients, here.moments) == (2000 + 4000, 4000, 8000)
+    assert (moved.weights, moved.gradients, moved.moments) == (2000, 0, 0)
+    away = DeepspeedConfig(stage=3, offload_parameters=True)
+    gathered = 2 * (400 + 2 * 300)
+    assert trained(SMALL, away, passes, WHOLE).buffers == here.buffers + gathered
+    assert scored(SMALL, away, passes).buffers == gathered
 
 
 @pytest.mark.parametrize(
