@@ -20,6 +20,7 @@ PyTorch's allocator held at most, without the weights. On a CPU memory is not me
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import statistics
 import sys
@@ -163,7 +164,8 @@ def attention_table(folder: Path, device: torch.device, tokens: int, repeats: in
 
             name = f"{kernel}, {tokens // width} rows of {width}"
             _measure_row(name, work, device, ids.numel(), repeats)
-        del model
+        del model, work
+        gc.collect()
 
 
 def kernels(device: torch.device) -> Iterator[str]:
@@ -193,13 +195,25 @@ def layers_table(folder: Path, device: torch.device, tokens: int, repeats: int) 
             max_tokens_per_microbatch=tokens,
             packing=packing,
         )
-        spec = make_spec(0, 1, free_port(), device.type)
-        head = PolicyHead(1.0, CHUNKS[1])
-        strategy = build_train(role, config, spec, head, total_steps=None)
-        work = partial(strategy.train, batch, NegativeLogprob())
-        _measure_row(", ".join(words), work, device, real, repeats)
-        strategy.close()
-        del strategy, work
+        update_row(", ".join(words), role, config, batch, device, repeats)
+
+
+def update_row(
+    name: str,
+    role: TrainRole,
+    config: ModelConfig,
+    batch: TrainBatch,
+    device: torch.device,
+    repeats: int,
+) -> None:
+    """Measure updates on a batch, print their line, and free all that they needed."""
+    spec = make_spec(0, 1, free_port(), device.type)
+    strategy = build_train(role, config, spec, PolicyHead(1.0, CHUNKS[1]), total_steps=None)
+    work = partial(strategy.train, batch, NegativeLogprob())
+    _measure_row(name, work, device, int(batch.lengths.sum()), repeats)
+    strategy.close()
+    del strategy, work
+    gc.collect()  # FSDP's objects refer to each other, so nothing else frees them soon
 
 
 def geometric_batch(tokens: int) -> TrainBatch:

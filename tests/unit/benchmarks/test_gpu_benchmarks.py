@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from benchmarks.gpu.all import PARTS, Part, measure
-from benchmarks.gpu.kernel_times import attention_table, geometric_batch, head_table
+from benchmarks.gpu.kernel_times import attention_table, geometric_batch, head_table, update_row
 from benchmarks.gpu.models import SIZES, config_of, write_model
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import Fsdp2Config
+from roll.config.sections.training import TrainRole
 from roll.models.load import load_causal_lm
 
 ROOT = Path(__file__).parents[3]
@@ -84,6 +88,29 @@ def test_tables_of_kernels_have_a_line_for_each_way(
     lines = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()]
     for name in ("whole", "chunks of 256", "chunks of 4096", "sdpa, 1 rows of 64"):
         assert f"| {name}" in lines
+
+
+def test_an_update_is_measured_and_then_its_model_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a GPU the model of the next line would not fit beside it."""
+    config = ModelConfig(path=str(write_model(tmp_path / "model", "0.1M")))
+    role = TrainRole(pool="p", strategy=Fsdp2Config(), max_tokens_per_microbatch=64)
+    gc.collect()
+    before = models()
+    gc.disable()
+    try:
+        update_row("padded", role, config, geometric_batch(32), CPU, 1)
+        after = models()
+    finally:
+        gc.enable()
+    assert after == before
+    assert capsys.readouterr().out.startswith("| padded |")
+
+
+def models() -> int:
+    """Number of models in this process."""
+    return sum(isinstance(each, PreTrainedModel) for each in gc.get_objects())
 
 
 def test_geometric_rows_have_about_the_tokens_that_are_asked_for() -> None:
