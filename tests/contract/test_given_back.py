@@ -12,11 +12,12 @@ import torch
 
 from mcore_adapter.platform import adapt_to_cpu
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import DeepspeedConfig
+from roll.config.sections.strategy import DeepspeedConfig, MegatronConfig
 from roll.core.types import WorkerSpec
 from roll.strategy.deepspeed.train import DeepspeedStrategy
 from roll.strategy.fsdp2.train import Fsdp2Strategy
 from roll.strategy.megatron import memory
+from roll.strategy.megatron.train import MegatronStrategy
 from tests.contract.backends import SCORE_BACKENDS, TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import train_batch
@@ -86,3 +87,28 @@ def test_rotary_angles_leave_the_device_with_a_megatron_model(tmp_path: Path) ->
     assert found["before"] == [True, True]  # Megatron-Core keeps them
     assert found["after"] == [False, False]
     assert found["again"]
+
+
+def gathered(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    """Return how many tensors Megatron-Core keeps to gather tokens in, before and after a model
+    leaves its device, and whether a pass after that computes the same."""
+    from megatron.core import parallel_state
+
+    model = ModelConfig(path=str(folder.parent / "model"))
+    settings = {"tp": 2, "sequence_parallel": True}
+    strategy = TrainBackend("", MegatronConfig, (), settings=settings).build(spec, model)
+    assert isinstance(strategy, MegatronStrategy)
+    first = strategy.score(train_batch()).logprobs_BT
+    kept = len(parallel_state.get_global_memory_buffer().buffer)
+    memory.offload(strategy._model, None)
+    left = len(parallel_state.get_global_memory_buffer().buffer)
+    again = strategy.score(train_batch()).logprobs_BT
+    strategy.close()
+    return {"kept": kept, "left": left, "equal": torch.equal(first, again)}
+
+
+def test_what_megatron_gathers_tokens_in_leaves_the_device(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    for found in run_ranks(2, gathered, tmp_path / "ranks", timeout_s=300):
+        assert found["kept"] and not found["left"]
+        assert found["equal"]

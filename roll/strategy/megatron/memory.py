@@ -25,6 +25,7 @@ def offload(model: MegatronModel, update: Update | None) -> None:
             buffer.offload_to_cpu()
     _move(model, update, _CPU)
     _forget_angles()
+    _forget_scratch()
     free_cached()
 
 
@@ -53,6 +54,15 @@ def _forget_angles() -> None:
 
     for kind in (RotaryEmbedding, YarnRotaryEmbedding):
         kind.forward.cache_clear()
+
+
+def _forget_scratch() -> None:
+    """Drop the tensors in which Megatron-Core gathers the tokens of sequence parallelism, which it
+    keeps on the device at their largest size. Nothing reads them between two passes."""
+    from megatron.core import parallel_state
+
+    if parallel_state._GLOBAL_MEMORY_BUFFER is not None:
+        parallel_state._GLOBAL_MEMORY_BUFFER.buffer.clear()
 
 
 def _move(model: MegatronModel, update: Update | None, device: torch.device) -> None:
