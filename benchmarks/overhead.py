@@ -40,6 +40,8 @@ sys.path.insert(0, str(ROOT))  # so that the script also runs by its path
 SKIP = 2
 LIMITS = {"large": 1.15, "quickstart": 1.5}
 """Limit of each case on a CPU; on a GPU there is none yet."""
+LIMIT_S = 600
+"""Longest time that a bare part may take."""
 BIG = "0.6B"
 """Case for GPUs: a size of benchmarks/gpu/models.py."""
 
@@ -219,11 +221,24 @@ def bare_trainer_s(case: Case, tokens_per_row: int, repeats: int, queue: Any) ->
 
 
 def in_process(target: Any, *args: Any) -> list[float]:
+    """Call `target` in a new process, with a queue as its last argument; return what it puts there.
+
+    Raises:
+        RuntimeError: the process ended without an answer, or has none after `LIMIT_S`.
+    """
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
+    queue = context.SimpleQueue()
     process = context.Process(target=target, args=(*args, queue))
     process.start()
-    times: list[float] = queue.get(timeout=600)
+    last = time.monotonic() + LIMIT_S
+    while process.is_alive() and queue.empty() and time.monotonic() < last:
+        time.sleep(0.1)
+    if queue.empty():
+        late = f"no answer in {LIMIT_S} s"
+        why = late if process.is_alive() else f"ended with exit code {process.exitcode}"
+        process.kill()
+        raise RuntimeError(f"{target.__name__}: {why}; see its output above")
+    times: list[float] = queue.get()
     process.join(60)
     return times
 

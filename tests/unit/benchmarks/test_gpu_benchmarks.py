@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from benchmarks.gpu.all import PARTS, Part, measure
 from benchmarks.gpu.kernel_times import attention_table, geometric_batch, head_table, update_row
 from benchmarks.gpu.models import SIZES, config_of, write_model
+from benchmarks.overhead import in_process
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.config.sections.training import TrainRole
@@ -118,3 +120,14 @@ def test_geometric_rows_have_about_the_tokens_that_are_asked_for() -> None:
     assert 2000 <= int(batch.lengths.sum()) < 2600
     assert batch.token_weights is not None
     assert float(batch.token_weights.sum()) == pytest.approx(1.0)
+
+
+def test_a_part_that_ends_without_an_answer_is_not_waited_for() -> None:
+    with pytest.raises(RuntimeError, match="exit: ended with exit code 1"):
+        in_process(sys.exit)  # whose argument, the queue, is no exit code
+    assert in_process(put, 2.5) == [2.5]
+
+
+def put(value: float, queue: Any) -> None:
+    """Answer as a part of the benchmark does."""
+    queue.put([value])
