@@ -88,6 +88,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 def _prepare() -> None:
     """Set PyTorch's compiler up for this process."""
     from torch._dynamo import config as dynamo
+    from torch._functorch import config as functorch
     from torch._inductor import config as inductor
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -96,6 +97,9 @@ def _prepare() -> None:
         os.environ[_FOLDER] = str(Path(CACHE).expanduser())
     # Compile here instead of in a pool of processes, which would outlive the first step.
     inductor.compile_threads = 1
+    # Settings are those of a thread, and the backward pass of a GPU has a thread of its own. So all
+    # is compiled in the forward pass, which is else the case for unknown sizes only.
+    functorch.force_non_lazy_backward_lowering = True
     dynamo.recompile_limit = MOST_VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
     # The lengths of packed rows, and exchanges between ranks, are no constants of compiled code.

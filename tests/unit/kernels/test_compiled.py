@@ -96,3 +96,43 @@ def test_compiled_code_stays_in_the_home_of_the_user_or_where_he_says(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == str(tmp_path / (own or ".cache/roll/inductor"))
+
+
+BACKWARD = """
+import threading
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from roll.config.sections.model import ModelConfig
+from roll.models.kernels.compiled import compile_layers
+from tests.tiny import tiny_qwen3
+
+compiled = []
+
+def noted(graph, inputs):
+    compiled.append(threading.current_thread().name)
+    return graph.forward
+
+torch.compiler.set_default_backend(aot_autograd(fw_compiler=noted, bw_compiler=noted))
+model = tiny_qwen3()
+compile_layers(model, ModelConfig(path="x", compile=True))
+out = model(torch.ones(1, 1, dtype=torch.long)).logits
+thread = threading.Thread(target=out.sum().backward, name="backward")
+thread.start()
+thread.join()
+assert len(compiled) >= 2 and all(p.grad is not None for p in model.parameters())
+print(*set(compiled))
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_in_the_thread_of_the_backward_pass() -> None:
+    """GPUs have one, where the settings of the compiler are PyTorch's own. The sizes of a single
+    token are no unknowns, and PyTorch would compile their backward pass when it runs."""
+    environ = {k: v for k, v in os.environ.items() if k != "TORCHDYNAMO_DISABLE"}
+    environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", BACKWARD]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["MainThread"]
