@@ -47,10 +47,10 @@ def tiny_qwen3(*, tied: bool = True, layers: int = 2, hidden: int = 64) -> Qwen3
     return Qwen3ForCausalLM(Qwen3Config(**_sizes(tied, layers, hidden))).eval()
 
 
-def tiny_qwen3_moe(*, tied: bool = True) -> Qwen3MoeForCausalLM:
+def tiny_qwen3_moe(*, tied: bool = True, layers: int = 2) -> Qwen3MoeForCausalLM:
     """Four experts a layer, two for each token."""
     config = Qwen3MoeConfig(
-        **_sizes(tied, layers=2, hidden=64),
+        **_sizes(tied, layers, hidden=64),
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=48,  # vLLM pads it on CPUs

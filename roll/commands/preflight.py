@@ -184,11 +184,13 @@ def _check_frozen(model: ModelConfig) -> None:
 
 
 def _check_shared_rows(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Yield a check of each role with context parallel ranks, which raises ConfigError if they
-    cannot share the rows of its model. A model that is not on this machine is not looked at."""
+    """Yield a check of each role of kind megatron, which raises ConfigError if context parallel
+    ranks cannot share the rows of its model, or its rows cannot be packed. A model that is not on
+    this machine is not looked at."""
     for name, role in config.computing.items():
-        if isinstance(role.strategy, MegatronConfig) and role.strategy.cp > 1:
-            yield partial(_check_cp, name, role.strategy, role.model or config.train_model)
+        if isinstance(role.strategy, MegatronConfig) and (role.strategy.cp > 1 or role.packing):
+            model = role.model or config.train_model
+            yield partial(_check_rows_of, name, role.strategy, model, packs=role.packing)
 
 
 def _check_long_rows(config: RunConfig) -> None:
@@ -213,24 +215,21 @@ def _check_long_rows(config: RunConfig) -> None:
             )
 
 
-def _check_cp(name: str, strategy: MegatronConfig, model: ModelConfig) -> None:
-    """Raise ConfigError if the ranks of a role cannot share the rows of its model.
-
-    Args:
-        name: key of the role.
-    """
+def _check_rows_of(name: str, strategy: MegatronConfig, model: ModelConfig, packs: bool) -> None:
+    """Raise ConfigError if a model's rows cannot be shared or packed as the role `name` says."""
     try:
         from mcore_adapter.errors import McoreAdapterError
-        from mcore_adapter.models.shared_rows import why_not_shared
+        from mcore_adapter.models.shared_rows import why_not_packed, why_not_shared
     except ImportError:
         return  # `check_engine` tells it
     found = _read_config(Path(model.path).expanduser() / "config.json")
     try:
-        why = None if found is None else why_not_shared(found, strategy.cp, strategy.tp)
+        if found and (why := why_not_shared(found, strategy.cp, strategy.tp)):
+            raise ConfigError(f"{name}.strategy: {why}")
+        if found and packs and (why := why_not_packed(found)):
+            raise ConfigError(f"{name}.packing: {why}; leave it out")
     except McoreAdapterError as error:
-        why = str(error)
-    if why:
-        raise ConfigError(f"{name}.strategy: {why}")
+        raise ConfigError(f"{name}.strategy: {error}") from error
 
 
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:

@@ -146,6 +146,13 @@ class Job:
             self.draft.put(f"pools.{name}", as_text(devices))
 
 
+def packs(job: Job, role: str) -> bool:
+    """Return whether the backend of a role in the draft trains, and packs rows: megatron does not
+    where ranks share the tokens of a row."""
+    kind, cp = (job.draft.get(f"{role}.strategy.{key}") for key in ("kind", "cp"))
+    return kind in ("fsdp2", "deepspeed") or (kind == "megatron" and cp in (None, 1))
+
+
 def needs_reference(job: Job) -> bool:
     """Return whether the algorithm of the draft compares with a reference."""
     kinds = [term["kind"] for term in job.draft.get("algorithm.loss", [])]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.config.errors import ConfigError
-from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference
+from roll.migrate.job import MEGATRON_SIZES, Job, needs_reference, packs
 from roll.migrate.optimizers import put_kind
 from roll.migrate.stand_ins import put_stand_in
 
@@ -282,6 +282,8 @@ def _put_trainer(job: Job, pool: str, devices: int, length: int, *, rl: bool) ->
         job.put(f"{out}.kind", "megatron", "policy.megatron_cfg.enabled")
         for key, ours in MEGATRON_SIZES.items():
             job.count(f"policy.megatron_cfg.{key}", f"{out}.{ours}")
+        overlap = "policy.megatron_cfg.distributed_data_parallel_config.overlap_grad_reduce"
+        job.move(overlap, f"{out}.overlap_grad_reduce", "flag")
     else:
         at = "policy.dtensor_cfg"
         job.put(f"{out}.kind", "fsdp2", f"{at}.enabled")
@@ -294,8 +296,8 @@ def _put_trainer(job: Job, pool: str, devices: int, length: int, *, rl: bool) ->
             job.put(f"{out}.ulysses", cp, f"{at}.context_parallel_size", note=note)
         job.move(f"{at}.cpu_offload", f"{out}.cpu_offload", "flag")
         job.move(f"{at}.activation_checkpointing", f"{out}.activation_checkpointing", "flag")
-        if job.keys.flag("policy.sequence_packing.enabled"):
-            job.put("actor_train.packing", True, "policy.sequence_packing.enabled")
+    if job.keys.flag("policy.sequence_packing.enabled") and packs(job, "actor_train"):
+        job.put("actor_train.packing", True, "policy.sequence_packing.enabled")
     at = "policy.optimizer.kwargs"
     rate = job.keys.number(f"{at}.lr")
     job.put("actor_train.optimizer.lr", float(rate) if rate else 5e-6, f"{at}.lr")

@@ -32,6 +32,7 @@ def gradient_of_step(step: Tensor) -> Tensor:
     return PLAIN_STEP.eps * step / (PLAIN_STEP.lr - step.abs())
 
 
+PACKING = "packing"
 TrainConfig = type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
 
 
@@ -59,6 +60,8 @@ class TrainBackend:
 
     def turned(self, option: str) -> dict[str, Any]:
         """Settings with this option as it is not by default."""
+        if option == PACKING:  # of the role, not of the backend
+            return {PACKING: True}
         return {option: not self.strategy.model_fields[option].default}
 
     def build(
@@ -115,12 +118,16 @@ TRAIN_BACKENDS = [
             ),
         )
     ),
-    TrainBackend("megatron-dp2", MegatronConfig, ("distributed_optimizer",)),
+    TrainBackend(
+        "megatron-dp2", MegatronConfig, ("distributed_optimizer", "overlap_grad_reduce", PACKING)
+    ),
     TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
-    TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
-    TrainBackend("megatron-pp2", MegatronConfig, (), {"pp": 2}),
+    TrainBackend("megatron-tp2", MegatronConfig, (PACKING,), {"tp": 2}),
+    TrainBackend("megatron-pp2", MegatronConfig, (PACKING,), {"pp": 2}),
     TrainBackend("megatron-cp2", MegatronConfig, ("distributed_optimizer",), {"cp": 2}),
-    TrainBackend("megatron-ep2", MegatronConfig, ("distributed_optimizer",), {"ep": 2}, True),
+    TrainBackend(
+        "megatron-ep2", MegatronConfig, ("distributed_optimizer", PACKING), {"ep": 2}, True
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from roll.core.types import WorkerSpec
 from roll.strategy.build import build_train
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
-from tests.contract.backends import PLAIN_STEP
+from tests.contract.backends import PACKING, PLAIN_STEP
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
 
 FACTOR = 0.5
@@ -28,13 +28,15 @@ def batch() -> RolloutBatch:
 def job(spec: WorkerSpec, folder: Path, options: Mapping[str, Any], budget: int) -> dict[str, Any]:
     """
     Args:
-        options: those of the layout.
+        options: those of the layout; `packing` is one of the role.
         budget: largest number of tokens of a micro-batch.
     """
     group = GroupMembership(spec)
+    layout = {name: value for name, value in options.items() if name != PACKING}
     role = TrainRole(
         pool="p",
-        strategy=MegatronConfig(aux_loss_coef=FACTOR, **options),
+        strategy=MegatronConfig(aux_loss_coef=FACTOR, **layout),
+        packing=PACKING in options,
         optimizer=PLAIN_STEP,
         max_tokens_per_microbatch=budget,
     )

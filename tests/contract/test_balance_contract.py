@@ -13,21 +13,30 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.core.batches import RolloutBatch
+from tests.contract.backends import PACKING
 from tests.contract.balance_job import FACTOR, batch, job
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import gradient, plain_loss, relative_distance
 from tests.tiny import save_tiny_model
 
 ROUTER = "mlp.gate.weight"
+PAIRS = ((0, 1), (2, 3))
 WHOLE, PASSES, ALONE = ((0, 1, 2, 3),), ((0, 1), (), (2,), (3,)), ((0,), (1,), (2,), (3,))
-"""Rows of the micro-batches of all data parallel ranks. Of the second, the first rank has one
+"""Rows of the micro-batches of all data parallel ranks. Of `PASSES` the first rank has one
 without rows."""
 Parts = tuple[tuple[int, ...], ...]
-BUDGETS: dict[Parts, int] = {WHOLE: 1000, PASSES: 20, ALONE: 20}
+BUDGETS: dict[Parts, int] = {WHOLE: 1000, PASSES: 20, ALONE: 20, PAIRS: 1000}
 Layout = tuple[dict[str, Any], Parts]
 LAYOUTS: dict[int, dict[str, Layout]] = {
     1: {"recomputed": ({"recompute": "full"}, WHOLE)},
-    2: {"dp": ({}, PASSES), "ep": ({"ep": 2}, ALONE), "cp": ({"cp": 2}, WHOLE)},
+    2: {
+        "dp": ({}, PASSES),
+        "ep": ({"ep": 2}, ALONE),
+        "cp": ({"cp": 2}, WHOLE),
+        # 43 tokens, which two tensor parallel ranks fill up; rows of 13 and 30 tokens.
+        "tp, packed": ({"tp": 2, PACKING: True}, WHOLE),
+        "ep, packed": ({"ep": 2, PACKING: True}, PAIRS),
+    },
     # The second stage divides the padding over tensor parallel ranks, the first has it divided.
     4: {"tp, pp": ({"tp": 2, "pp": 2}, WHOLE)},
 }

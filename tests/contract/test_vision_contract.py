@@ -205,8 +205,11 @@ def test_megatron_refuses_rows_with_pictures_for_a_model_that_reads_none(
     tmp_path: Path,
 ) -> None:
     save_tiny_model(tmp_path / "text")
+    save_vision_model(tmp_path / "qwen2_vl", "qwen2_vl")
     (found,) = run_ranks(1, refused_job, tmp_path / "job", timeout_s=100)
-    assert "rows have pictures, and the model of this role reads none" in found["said"]
+    assert "rows have pictures, and the model of this role reads none" in found["pictures"]
+    assert "overlap_grad_reduce: visual." in found["overlap"]
+    assert "`model.freeze: [vision, projector]`" in found["overlap"]
 
 
 def test_the_batch_has_what_the_cases_promise() -> None:

@@ -22,7 +22,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.training.group import GroupMembership
-from tests.contract.backends import SCORE_BACKENDS, TRAIN_BACKENDS, TrainBackend
+from tests.contract.backends import PACKING, SCORE_BACKENDS, TRAIN_BACKENDS, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of
 from tests.vision_models import IMAGE, VOCAB_SIZE, SeenRow, seen_row
 
@@ -53,7 +53,7 @@ class Case:
 CASES = {
     "whole": Case(),
     "one row each": Case(budget=1),
-    "packed": Case(budget=2 * TIGHT, options={"packing": True}),
+    "packed": Case(budget=2 * TIGHT, options={PACKING: True}),
     "one rank sees": Case(LOPSIDED, budget=TIGHT),
     "one rank sees, at once": Case(LOPSIDED),
     "nobody sees": Case(BLIND),
@@ -127,12 +127,10 @@ def vision_batch(family: str, kind: str) -> RolloutBatch:
     return batch.select(ORDER[kind])
 
 
-def options_of(made: TrainBackend, case: Case) -> dict[str, Any] | None:
-    """The options of a case as the backend calls them; None: it has none of that kind."""
-    if made.strategy is not MegatronConfig:
+def options_of(made: TrainBackend, case: Case) -> dict[str, Any]:
+    """The options of a case as the backend calls them."""
+    if made.strategy is not MegatronConfig or PACKING in case.options:
         return case.options
-    if "packing" in case.options:
-        return None
     return {"recompute": "full"} if case.options else {}
 
 
@@ -158,8 +156,6 @@ def job(spec: WorkerSpec, folder: Path, *, backend: str, families: Sequence[str]
         for name in names_of(made, spec.world_size, all_cases=family == families[-1]):
             case = CASES[name]
             options = options_of(made, case)
-            if options is None:
-                continue
             model = ModelConfig(
                 path=str(folder.parent / family),
                 dtype=case.dtype,  # type: ignore[arg-type]
@@ -212,15 +208,27 @@ def score_job(spec: WorkerSpec, folder: Path, *, families: Sequence[str]) -> dic
 
 
 def refused_job(spec: WorkerSpec, folder: Path) -> dict[str, str]:
-    """What a backend says that would read pictures as text."""
+    """What a backend says that would read pictures as text, and one that would wait for gradients
+    of a tower without pictures."""
+    made = next(each for each in TRAIN_BACKENDS if each.name == "megatron-dp2")
+    seeing = ModelConfig(path=str(folder.parent / "qwen2_vl"))
+    said = {}
+    try:
+        made.build(spec, seeing, overlap_grad_reduce=True)
+    except ConfigError as error:
+        said["overlap"] = str(error)
+    made.build(
+        spec,
+        seeing.model_copy(update={"freeze": ("vision", "projector")}),
+        overlap_grad_reduce=True,
+    ).close()
     strategy = SCORE_BACKENDS["megatron"].build(spec, ModelConfig(path=str(folder.parent / "text")))
     try:
         strategy.score(vision_batch("qwen3_vl", MIXED))
     except ConfigError as error:
-        return {"said": str(error)}
-    finally:
-        strategy.close()
-    return {}
+        said["pictures"] = str(error)
+    strategy.close()
+    return said
 
 
 SCORING = ("hf", "fsdp2", "fsdp2-ulysses2", "deepspeed", "deepspeed-zero3", "megatron")

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 _BACKWARD_ONLY = {
     "fsdp2": ("activation_checkpointing", "reduce_dtype"),
     "deepspeed": ("activation_checkpointing", "reduce_dtype", "offload_optimizer"),
-    "megatron": ("recompute", "aux_loss_coef", "distributed_optimizer"),
+    "megatron": (
+        "recompute",
+        "aux_loss_coef",
+        "distributed_optimizer",
+        "overlap_grad_reduce",
+    ),
 }
 """Options of each backend that have no effect on a model without a backward pass."""
 
@@ -119,8 +124,11 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             yield from _indivisible_size_problems(config, name, sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
-        if role.packing:
-            yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"
+        if role.packing and strategy.cp > 1:
+            yield (
+                f"{name}.packing: with strategy.cp = {strategy.cp} ranks share the tokens of each "
+                "row, whose pieces Megatron-Core rotates as one sequence; leave one of the two out"
+            )
         expert_tp = strategy.tp if strategy.etp is None else strategy.etp
         yield from _indivisible_size_problems(
             config,

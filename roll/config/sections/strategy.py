@@ -129,6 +129,10 @@ class MegatronConfig(Config):
     """Each data parallel rank keeps and updates only a part of the optimizer's float32 weights and
     moments. This needs less memory if several ranks hold the same weights; the weights are gathered
     after each update."""
+    overlap_grad_reduce: bool = False
+    """Begin to add up gradients over data parallel ranks, bucket by bucket of about 40 million
+    elements, while the backward pass of the last micro-batch goes on. Not while a vision part is
+    trained, which gets no gradients from text."""
     aux_loss_coef: float = Field(default=0.0, ge=0)
     """Factor of the loss that balances the load of experts (arXiv 2101.03961), of which padding has
     no part: the mean over the micro-batches of all ranks. This loss is not part of

@@ -7,7 +7,7 @@ import math
 from roll.config.sections.placement import check_variables
 from roll.migrate.devices import devices_of
 from roll.migrate.from_roll.strategies import score_strategy, train_strategy
-from roll.migrate.job import Job
+from roll.migrate.job import Job, packs
 from roll.migrate.optimizers import put_kind
 
 ATTENTION = {
@@ -272,10 +272,12 @@ def put_microbatch(
         job.why(tokens, f"use_dynamic_batching_in_{end} is off")
         job.why(f"{role}.use_dynamic_batching_in_{end}", "off; limits are in tokens in any case")
     key = f"{role}.use_sequence_packing"
-    if job.keys.flag(key) and job.draft.get(f"{target}.strategy.kind") in ("fsdp2", "deepspeed"):
+    if not job.keys.flag(key):
+        job.why(key, "off")
+    elif packs(job, target):
         job.put(f"{target}.packing", True, key)
     else:
-        job.why(key, "off, or the backend pads its micro-batches")
+        job.why(key, "the backend pads its micro-batches; megatron does where cp is above 1")
 
 
 def _sharers(job: Job, role: str) -> int:

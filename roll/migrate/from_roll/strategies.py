@@ -89,8 +89,10 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
         why = "concerns the backward pass, which this role does not have"
         job.why(f"{config}.use_distributed_optimizer", why)
         job.why(f"{config}.recompute_granularity", why)
+        job.why(f"{config}.overlap_grad_reduce", why)
         return
     job.move(f"{config}.use_distributed_optimizer", f"{out}.distributed_optimizer", "flag")
+    job.move(f"{config}.overlap_grad_reduce", f"{out}.overlap_grad_reduce", "flag")
     levels = {"full": "full", "selective": "attention", "none": "none"}
     job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
 

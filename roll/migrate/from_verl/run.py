@@ -190,6 +190,10 @@ def _put_strategy(job: Job, target: str, at: str, trains: bool, devices: int) ->
         job.put(f"{out}.kind", "megatron", f"{at}.strategy")
         for key, ours in MEGATRON_SIZES.items():
             job.count(f"{at}.megatron.{key}", f"{out}.{ours}")
+        overlap = f"{at}.megatron.override_ddp_config.overlap_grad_reduce"
+        if trains:
+            job.move(overlap, f"{out}.overlap_grad_reduce", "flag")
+        job.why(overlap, "concerns the backward pass, which this role does not have")
         return
     job.put(f"{out}.kind", "fsdp2", f"{at}.strategy")
     job.move(f"{at}.fsdp_config.param_offload", f"{out}.cpu_offload", "flag")

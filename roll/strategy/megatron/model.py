@@ -28,8 +28,9 @@ from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.lora import Adapter, add_adapter, let_gradients_pass
 from mcore_adapter.modeling.model import build_model
 from mcore_adapter.models.scores import ScoreHead
+from mcore_adapter.models.shared_rows import why_not_packed
 from mcore_adapter.parallel_sizes import ParallelSizes
-from roll.config.frozen import frozen_names, frozen_tensors, parts_in
+from roll.config.frozen import frozen_names, frozen_tensors, part_of, parts_in
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
@@ -59,6 +60,8 @@ class MegatronModel:
     vocab: int
     """Number of tokens in the vocabulary, without the padding of its parts."""
     sequence_parallel: bool
+    packs: bool
+    """True if the rows of a micro-batch lie behind one another in one row."""
     sight: Sight | None
     """Reader of pictures; None if the model reads text only."""
     outline: ClassifierOutline | None
@@ -97,17 +100,20 @@ def load_model(
     kind: Classifier | None,
     *,
     trainable: bool,
+    packs: bool,
     seed: int,
 ) -> MegatronModel:
     """Build this rank's part of the model and load its weights from the checkpoint. Collective.
 
     Args:
         kind: classifier that the model is to be; None: it is a language model.
+        packs: True to put the rows of a micro-batch behind one another in one row.
         seed: seed of the first factors of an adapter, the same on all ranks.
 
     Raises:
         ConfigError: the model family has no table or no such classifier, a size is not divisible,
-            tensors are missing, or the adapter's targets are invalid. The message names them.
+            tensors are missing, the adapter's targets are invalid, rows cannot be packed, or
+            gradients cannot be reduced in the backward pass. The message names them.
     """
     folder = folder_of(model)
     outline = None if kind is None else outline_classifier(model, kind)
@@ -117,6 +123,8 @@ def load_model(
         table = table_in(folder, head)
         check_layout(table, sizes)
         check_widths(table, sizes)
+        if packs and (why := why_not_packed(found)):
+            raise ConfigError(f"packing: {why}; leave `packing` out")
         bare = build_model(found, sizes, _options(config, model, head))
         load(folder, bare, table, sizes)
         for chunk in bare:
@@ -124,24 +132,34 @@ def load_model(
         metas = exported(bare, table, sizes)
         frozen = _freeze(model, bare, metas, table, sizes) if trainable else frozenset[str]()
         trained = _add_adapter(model, bare, table, sizes, seed) if trainable else None
+        if trainable and trained is None and config.overlap_grad_reduce:
+            _check_overlap(metas.keys() - frozen)
     except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
     return MegatronModel(
-        chunks=data_parallel(bare, distributed_optimizer=config.distributed_optimizer)
-        if trainable
-        else bare,
+        chunks=_wrapped(config, bare) if trainable else bare,
         table=table,
         sizes=sizes,
         manifest=_cut_evenly(metas),
         cp=config.cp,
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
+        packs=packs,
         sight=Sight(model) if "vision_config" in found else None,
         outline=outline,
         frozen=frozen,
         trained=trained,
+    )
+
+
+def _wrapped(config: MegatronConfig, bare: Sequence[Any]) -> Sequence[Any]:
+    """Return the chunks of a model that is trained, in Megatron-Core's data parallel wrapper."""
+    return data_parallel(
+        bare,
+        distributed_optimizer=config.distributed_optimizer,
+        overlap_grad_reduce=config.overlap_grad_reduce,
     )
 
 
@@ -205,6 +223,20 @@ def _freeze(
             # recomputed, stages, and rows without pictures in a model of which only those train.
             let_gradients_pass(chunk)
     return frozen
+
+
+def _check_overlap(learned: Iterable[str]) -> None:
+    """Raise ConfigError if a trained parameter of a vision part would get no gradient from text.
+
+    Args:
+        learned: names of the trained parameters in the checkpoint.
+    """
+    if seeing := sorted(name for name in learned if part_of(name) != "language"):
+        raise ConfigError(
+            f"strategy.overlap_grad_reduce: {seeing[0]} of the vision part is trained and gets no "
+            "gradient from rows without pictures, so no backward pass knows when its gradients are "
+            "complete; leave overlap_grad_reduce out, or add `model.freeze: [vision, projector]`"
+        )
 
 
 def _add_adapter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mcore_adapter.train.data.micro_batches import balanced
 from roll.strategy.training import microbatch
 
 
@@ -83,3 +84,38 @@ def plan(
         most = max((each.num_rows for each in parts), default=0)
         parts = [Part(each.rows, most, each.width) for each in parts]
     return parts
+
+
+def plan_packed(
+    lengths: Sequence[int],
+    patches: Sequence[int],
+    max_tokens: int,
+    *,
+    unit: int,
+    turns: int | None,
+) -> list[Part]:
+    """Return the micro-batches of this rank whose rows are packed into one, longest first.
+
+    Args:
+        lengths: number of tokens of each row; the number of rows is a multiple of `unit`.
+        patches: number of patches of each row.
+        max_tokens: largest number of tokens and patches of a micro-batch, unless a unit alone has
+            more.
+        unit: number of consecutive rows that must stay together (`Batch.unit`).
+        turns: the number of micro-batches is a multiple of this, and all have the width of the
+            longest, which is as short as possible; None: each has its own width.
+    """
+    if turns is None:
+        parts = microbatch.plan(lengths, max_tokens, unit=unit, packed=True, patches=patches)
+    elif lengths:
+        starts = range(0, len(lengths), unit)
+        loads = [sum(lengths[i : i + unit]) + sum(patches[i : i + unit]) for i in starts]
+        found = balanced(loads, max(max_tokens, *loads), turns)
+        parts = [[number * unit + i for number in part for i in range(unit)] for part in found]
+    else:
+        parts = []
+    made = [Part(rows, 1, sum(lengths[row] for row in rows)) for rows in parts]
+    widest = max((each.width for each in made), default=0)
+    if turns is not None:
+        return [Part(each.rows, 1, widest) for each in made]
+    return sorted(made, key=lambda each: -each.width)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,9 +31,11 @@ from roll.strategy.backend_setup import (
 )
 from roll.strategy.interfaces import Saving
 from roll.strategy.megatron import export, groups, memory, state
+from roll.strategy.megatron.micro import Micro
+from roll.strategy.megatron.micro_batches import micro_batches
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.outputs import Reader, classifier_of, reader_of
-from roll.strategy.megatron.passes import micro_batches, run
+from roll.strategy.megatron.passes import run
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
@@ -65,7 +67,13 @@ class MegatronStrategy(Generic[T]):
         self._rank_info = groups.rank_info()
         trainable = setup.optimizer is not None
         self._model = load_model(
-            config, sizes, setup.model, kind, trainable=trainable, seed=self._seed
+            config,
+            sizes,
+            setup.model,
+            kind,
+            trainable=trainable,
+            packs=setup.packing,
+            seed=self._seed,
         )
         self._reader: Reader[T] = reader_of(setup.head, self._model.vocab)
         self._update = (
@@ -87,9 +95,11 @@ class MegatronStrategy(Generic[T]):
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
         names = self._reader.names(entropy=entropy, squares=squares)
 
-        def reduce(output_BTS: Tensor, micro: TokenBatch) -> tuple[Tensor, list[Tensor]]:
-            needed_BT = torch.arange(micro.tokens.shape[1]) < micro.lengths[:, None]
-            outputs = self._outputs(output_BTS, micro, needed_BT, squares=squares)
+        def reduce(
+            output_BTS: Tensor, micro: Micro[TokenBatch], rows: TokenBatch
+        ) -> tuple[Tensor, list[Tensor]]:
+            needed_BT = torch.arange(rows.tokens.shape[1]) < rows.lengths[:, None]
+            outputs = self._outputs(output_BTS, micro, rows, needed_BT, squares=squares)
             return outputs.values.sum(), [getattr(outputs, name) for name in names]
 
         for chunk in self._model.chunks:
@@ -131,11 +141,11 @@ class MegatronStrategy(Generic[T]):
         metrics = LossMetrics(len(batch), info.dp_size)
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
-        def reduce(output_BTS: Tensor, micro: B) -> tuple[Tensor, None]:
+        def reduce(output_BTS: Tensor, micro: Micro[B], rows: B) -> tuple[Tensor, None]:
             def terms_of(needed_BT: Tensor) -> T:
-                return self._reader.terms(self._outputs(output_BTS, micro, needed_BT))
+                return self._reader.terms(self._outputs(output_BTS, micro, rows, needed_BT))
 
-            total = micro_loss(micro, terms_of, loss, metrics, self._device)
+            total = micro_loss(rows, terms_of, loss, metrics, self._device)
             # Megatron-Core divides by the number of data parallel ranks, but the token weights
             # already contain the divisor of the mean.
             return total * info.dp_size, None
@@ -195,23 +205,31 @@ class MegatronStrategy(Generic[T]):
         self._group.leave()
 
     def _outputs(
-        self, output_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, squares: bool = False
+        self,
+        output_BTS: Tensor,
+        micro: Micro[Any],
+        rows: TokenBatch,
+        needed_BT: Tensor,
+        *,
+        squares: bool = False,
     ) -> ModelOutputs:
         """Compute the outputs of the needed tokens of a micro-batch, `[B, T]`; zero at the others.
 
         Args:
-            output_BTS: output of the last stage on the device: logits with this rank's part of the
-                vocabulary, or one number per token; of ranks that share rows those of its tokens.
-            micro: micro-batch on the CPU.
+            output_BTS: output of the last stage on the device, as `passes.run` gives it.
+            rows: rows of the micro-batch, on the CPU.
             needed_BT: bool mask of the needed tokens, on the CPU.
         """
-        positions_N = logprobs.positions(needed_BT).to(self._device)
-        read_N, width = positions_N - self._reader.shift, needed_BT.shape[1]
+        found_N, width = logprobs.positions(needed_BT), needed_BT.shape[1]
+        read_N = found_N - self._reader.shift
+        if micro.packed is not None:
+            read_N = micro.places(read_N)
+        positions_N, read_N = found_N.to(self._device), read_N.to(self._device)
         mine_M, read_M = self._places(read_N, width, output_BTS.shape[1])
-        tokens_M = micro.tokens.to(self._device).flatten()[positions_N[mine_M]]
+        tokens_M = rows.tokens.to(self._device).flatten()[positions_N[mine_M]]
         temperatures_M = None
-        if micro.temperatures is not None:
-            own_B = micro.temperatures.to(self._device)
+        if rows.temperatures is not None:
+            own_B = rows.temperatures.to(self._device)
             temperatures_M = own_B[positions_N[mine_M] // width]
         outputs = self._reader.read(
             output_BTS.flatten(0, 1)[read_M], tokens_M, temperatures_M, squares=squares
@@ -220,7 +238,7 @@ class MegatronStrategy(Generic[T]):
         def spread(part_M: Tensor) -> Tensor:
             if self._model.cp > 1:
                 part_M = joined(mine_M, part_M, len(positions_N), groups.context_parallel())
-            return part_M.new_zeros(micro.tokens.shape).put(positions_N, part_M)
+            return part_M.new_zeros(rows.tokens.shape).put(positions_N, part_M)
 
         return outputs.map(spread)
 
@@ -228,7 +246,8 @@ class MegatronStrategy(Generic[T]):
         """Find the logits of tokens among those of this rank.
 
         Args:
-            read_N: flat indices, into rows of `width` tokens, of the logits to read.
+            read_N: flat indices of the logits to read, into the packed row, or into rows of `width`
+                tokens.
             own_width: number of this rank's tokens of each row.
 
         Returns:

@@ -19,6 +19,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.optimizers.kinds import MuonConfig
 from roll.config.sections.roles import Role
+from roll.config.sections.strategy import MegatronConfig
 from roll.migrate.translate import Migration, migrate
 
 FILES = Path(__file__).parents[2] / "golden" / "migrate"
@@ -429,6 +430,47 @@ def test_a_reward_model_of_nemo_rl_on_megatron_stays_there(tmp_path: Path) -> No
     assert isinstance(config, RewardModelConfig)
     assert config.actor_train.strategy.kind == "megatron"
     assert config.actor_train.strategy.tp == 2
+
+
+ROLLS_SIZES = "sft_train__strategy_args__strategy_config"
+VERLS_ACTOR = "actor_rollout_ref__actor"
+NEMOS = "policy__megatron_cfg"
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "packs", "overlaps"),
+    [
+        ("sft", {}, False, False),  # cp is 2
+        ("sft", {f"{ROLLS_SIZES}__context_parallel_size": 1}, True, False),
+        ("sft", {f"{ROLLS_SIZES}__overlap_grad_reduce": True}, False, True),
+        ("nemo_rl", {f"{NEMOS}__enabled": True}, True, False),
+        ("nemo_rl", {NEMOS: {"enabled": True, "context_parallel_size": 2}}, False, False),
+        (
+            "nemo_rl",
+            {
+                f"{NEMOS}__enabled": True,
+                f"{NEMOS}__distributed_data_parallel_config__overlap_grad_reduce": True,
+            },
+            True,
+            True,
+        ),
+        (
+            "verl",
+            {
+                f"{VERLS_ACTOR}__strategy": "megatron",
+                f"{VERLS_ACTOR}__megatron__override_ddp_config__overlap_grad_reduce": True,
+            },
+            False,
+            True,
+        ),
+    ],
+)
+def test_megatron_packs_rows_and_overlaps_reductions_as_before(
+    tmp_path: Path, file: str, keys: dict[str, Any], packs: bool, overlaps: bool
+) -> None:
+    role = loaded(migrate(changed(tmp_path, file, **keys)), tmp_path).trained[Role.ACTOR_TRAIN]
+    assert isinstance(role.strategy, MegatronConfig)
+    assert (role.packing, role.strategy.overlap_grad_reduce) == (packs, overlaps)
 
 
 @pytest.mark.parametrize(

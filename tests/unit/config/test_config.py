@@ -234,6 +234,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.distributed_optimizer", "backward pass"],
         ),
         (
+            "reference.strategy={kind: megatron, overlap_grad_reduce: true}",
+            ["reference.strategy.overlap_grad_reduce", "backward pass"],
+        ),
+        (
             "cluster.devices_per_node=8|pools.all=0-2|actor_train.strategy={kind: fsdp2, "
             "ulysses: 2}",
             ["actor_train.strategy: ulysses * tp = 2 does not divide the 3 devices of pool 'all'"],

@@ -143,8 +143,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "sft",
-        {"actor_train": {"pool": "all", "packing": True, "strategy": {"kind": "megatron"}}},
-        "actor_train.packing: megatron pads",
+        {
+            "pools": {"all": "0-1"},
+            "actor_train": {
+                "pool": "all",
+                "packing": True,
+                "strategy": {"kind": "megatron", "cp": 2},
+            },
+        },
+        "actor_train.packing: with strategy.cp = 2 ranks share the tokens of each row",
     ),
     (
         "sft",

@@ -6,11 +6,13 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mcore_adapter.parallel.packing import pack
 from roll.core.pictures import Pictures
-from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize, sizes_of_units
+from roll.strategy.megatron.micro import Micro
+from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize, plan_packed, sizes_of_units
 from roll.strategy.megatron.shapes import plan as agreed_plan
 from roll.strategy.training.microbatch import plan, plan_of, take
 from tests.tiny import rollout_batch
@@ -194,3 +196,62 @@ def test_one_long_row_of_another_rank_does_not_widen_the_short_ones() -> None:
     assert [(part.num_rows, part.width) for part in first] == [(1, 32768), (15, 1024)]
     assert [part.rows for part in first] == [[15], list(range(15))]
     assert [part.rows for part in second] == [[0], list(range(1, 16))]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=24),
+    st.integers(1, 200),
+    st.integers(1, 2),
+    st.sampled_from([None, 2, 3]),
+)
+def test_packed_parts_hold_all_rows_within_the_budget_longest_first(
+    rows: list[tuple[int, int]], budget: int, unit: int, turns: int | None
+) -> None:
+    rows = [row for row in rows for _ in range(unit)]
+    lengths, patches = [length for length, _ in rows], [seen for _, seen in rows]
+    parts = plan_packed(lengths, patches, budget, unit=unit, turns=turns)
+    assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
+    loads = [
+        sum(length + seen for length, seen in rows[i : i + unit]) for i in range(0, len(rows), unit)
+    ]
+    for part in parts:
+        assert part.num_rows == 1
+        assert all(
+            row == part.rows[i - i % unit] + i % unit and part.rows[i - i % unit] % unit == 0
+            for i, row in enumerate(part.rows)
+        )
+        total = sum(lengths[row] + patches[row] for row in part.rows)
+        assert total <= budget or len(part.rows) == unit or (turns and total <= max(loads))
+        own = sum(lengths[row] for row in part.rows)
+        assert own == part.width if turns is None else own <= part.width
+    widths = [part.width for part in parts]
+    assert widths == sorted(widths, reverse=True)
+    if turns is not None:
+        assert len(parts) % turns == 0
+        assert len(set(widths)) <= 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 9), st.data())
+def test_tokens_of_packed_rows_are_found_in_the_one_row(
+    lengths: list[int], more: int, data: st.DataObject
+) -> None:
+    """Rows -> packed -> rows: by values that say where they come from."""
+    batch = rollout_batch(len(lengths))
+    width = max(lengths) + data.draw(st.integers(0, 3))
+    values_BT = torch.arange(len(lengths) * width).reshape(-1, width) + 1
+    batch = replace(batch, tokens=values_BT, lengths=torch.tensor(lengths))
+    cut = [row[:length] for row, length in zip(values_BT, lengths, strict=True)]
+    packed = pack(cut, length=sum(lengths) + more)
+    micro = Micro(range(len(lengths)), batch, packed.tokens_BT, packed.positions_BT, packed)
+    real_BT = torch.arange(width) < batch.lengths[:, None]
+    flat_N = real_BT.flatten().nonzero().flatten()
+    places_N = micro.places(flat_N)
+    assert torch.equal(packed.tokens_BT[0, places_N], values_BT.flatten()[flat_N])
+    assert torch.equal(packed.positions_BT[0, places_N], flat_N % width)
+    assert micro.padding_BT.nonzero()[:, 1].tolist() == list(
+        range(sum(lengths), sum(lengths) + more)
+    )
+    assert [part.tolist() for part in packed.split(packed.tokens_BT[0])] == [
+        c.tolist() for c in cut
+    ]

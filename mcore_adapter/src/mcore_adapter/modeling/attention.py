@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -116,10 +117,25 @@ class CoreAttention(MegatronModule):
             output = self._attend(*parts).permute(2, 0, 1, 3)
             return (output if self.sharers is None else to_tokens(output, self.sharers)).flatten(2)
         bounds = packed_seq_params.cu_seqlens_q.tolist()
-        lengths = [end - start for start, end in itertools.pairwise(bounds)]
-        sequences = [x.transpose(0, 1)[None].split(lengths, dim=2) for x in (query, key, value)]
-        outputs = [self._attend(*parts) for parts in zip(*sequences, strict=True)]
-        return torch.cat(outputs, dim=2)[0].transpose(0, 1).flatten(1)
+        return self._attend_packed(
+            query, key, value, [end - start for start, end in itertools.pairwise(bounds)]
+        )
+
+    def _attend_packed(
+        self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]
+    ) -> Tensor:
+        """Return the output `[tokens, heads * value width]` of sequences of these lengths.
+
+        Neighbours of equal length are computed in one call.
+        """
+        runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
+        tokens = [length * count for length, count in runs]
+        outputs = []
+        parts = (x.split(tokens) for x in (query, key, value))
+        for (length, _), *own in zip(runs, *parts, strict=True):
+            rows = [x.unflatten(0, (-1, length)).transpose(1, 2) for x in own]
+            outputs.append(self._attend(*rows).transpose(1, 2).flatten(0, 1).flatten(1))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the output `[B, heads, T, value width]` of sequences of one length.

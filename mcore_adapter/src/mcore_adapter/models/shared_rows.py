@@ -1,4 +1,4 @@
-"""Models whose rows ranks can share (context parallelism)."""
+"""Models whose rows ranks can share (context parallelism), and those whose rows can be packed."""
 
 from __future__ import annotations
 
@@ -43,6 +43,25 @@ def why_not_shared(config: Mapping[str, Any], cp: int, tp: int = 1) -> str | Non
                 "divides the first and is a multiple of the second"
             )
     return None
+
+
+def why_not_packed(config: Mapping[str, Any]) -> str | None:
+    """Return the reason why rows of a model cannot lie behind one another in one row, each by
+    itself; None: they can. Attention ends where a row ends.
+
+    Args:
+        config: `config.json` of the model.
+
+    Raises:
+        UnknownModelError: there is no family for its `model_type`.
+        ConfigError: a key is missing, or has a value that is impossible or cannot be built.
+    """
+    if fields_of(config).config.get("experimental_attention_variant") != "gated_delta_net":
+        return None
+    return (
+        f"a {config['model_type']} has gated delta nets, which go on reading where a packed row "
+        "ends"
+    )
 
 
 def _groups(fields: Fields, heads: int) -> set[int]:

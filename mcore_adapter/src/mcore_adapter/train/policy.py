@@ -25,6 +25,7 @@ from mcore_adapter.modeling.model import build_model
 from mcore_adapter.modeling.mtp import set_mtp_logits
 from mcore_adapter.modeling.optimizer import adam
 from mcore_adapter.models import table_of
+from mcore_adapter.models.shared_rows import why_not_packed
 from mcore_adapter.optimizer_state import load_masters
 from mcore_adapter.parallel.logprobs import token_logprobs
 from mcore_adapter.parallel.schedule import run_schedule
@@ -223,12 +224,8 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         mtp=settings.mtp_loss_weight > 0,
     )
     bare = build_model(config, sizes, options)
-    kind = bare[0].config.experimental_attention_variant
-    if settings.batch.packing and kind is not None:
-        raise ConfigError(
-            f"{table.model_type} has attention of kind {kind}, which runs over the bounds of "
-            "packed sequences; say batch.packing=false"
-        )
+    if settings.batch.packing and (why := why_not_packed(config)):
+        raise ConfigError(f"{why}; say batch.packing=false")
     load(settings.model, bare, table, sizes)
     adapter = None
     if settings.lora is not None:

@@ -1,0 +1,87 @@
+"""What every rank of a Megatron layout is put through with packed rows: one update of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.config.sections.strategy import MegatronConfig
+from roll.core.errors import ConfigError
+from roll.core.types import WorkerSpec
+from roll.strategy.training.group import GroupMembership
+from tests.contract.backends import TrainBackend
+from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
+
+MEGATRON = TrainBackend("", MegatronConfig, ())
+LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
+BY_LENGTH = [0, 4, 1, 7, 6, 3, 2, 5]
+"""Rows such that the first of two ranks has longer ones."""
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    packing: bool = True
+    budget: int = 40
+    lora: bool = False
+
+    @property
+    def alone(self) -> Case:
+        """The case that this one is compared with: padded rows on one rank.
+
+        Sparse attention takes one of several tokens of equal scores, by the length of the row that
+        it sees. So padding decides there, too, and each row must be alone.
+        """
+        budget = 1 if self.model == "sparse" else 1000
+        return Case(self.model, packing=False, budget=budget, lora=self.lora)
+
+
+def job(spec: WorkerSpec, folder: Path, cases: Mapping[str, Case]) -> dict[str, Any]:
+    group = GroupMembership(spec)
+    results = {name: one_update(spec, folder.parent, case) for name, case in cases.items()}
+    if spec.world_size == 1:
+        results["refused"] = refusal(spec, folder.parent / "linear")
+    group.leave()
+    return results
+
+
+def refusal(spec: WorkerSpec, model: Path) -> dict[str, str]:
+    """What a model says whose rows cannot be packed."""
+    try:
+        MEGATRON.build(spec, ModelConfig(path=str(model)), packing=True)
+    except ConfigError as error:
+        return {"said": str(error)}
+    return {}
+
+
+def one_update(spec: WorkerSpec, folder: Path, case: Case) -> dict[str, Any]:
+    strategy = MEGATRON.build(
+        spec,
+        ModelConfig(path=str(folder / case.model), lora=LORA if case.lora else None),
+        budget=case.budget,
+        chunk=7,
+        packing=case.packing,
+        **case.layout,
+    )
+    rows = rows_of(strategy, train_batch().select(BY_LENGTH))
+    start, before = exported(strategy), strategy.score(rows, entropy=True, squares=True)
+    metrics = strategy.train(rows, EntropyBonusLoss())
+    result = {
+        "info": strategy.rank_info,
+        "lengths": rows.lengths.tolist(),
+        "before": before,
+        "start": start,
+        "metrics": metrics,
+        "weights": exported(strategy),
+    }
+    strategy.close()
+    return result
+
+
+def real(values_BT: Any, lengths: Sequence[int]) -> list[Any]:
+    """The values of each row's tokens, without padding and the first token."""
+    return [row[1:length] for row, length in zip(values_BT, lengths, strict=True)]
