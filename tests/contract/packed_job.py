@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.strategy import MegatronConfig
+from roll.config.sections.training import TrainRole
+from roll.core.batches import RolloutBatch
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
+from roll.strategy.build import build_train
 from roll.strategy.training.group import GroupMembership
-from tests.contract.backends import TrainBackend
+from roll.strategy.training.heads import PolicyHead
+from tests.contract.backends import PLAIN_STEP, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
 
 MEGATRON = TrainBackend("", MegatronConfig, ())
+POLICY, POLICY_LOSS = PolicyHead(1.0, 7), EntropyBonusLoss()
 LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
 BY_LENGTH = [0, 4, 1, 7, 6, 3, 2, 5]
 """Rows such that the first of two ranks has longer ones."""
@@ -28,6 +34,9 @@ class Case:
     packing: bool = True
     budget: int = 40
     lora: bool = False
+    head: Any = POLICY
+    loss: TermsLoss[Any, RolloutBatch] = POLICY_LOSS
+    batch: Callable[[], RolloutBatch] = train_batch
 
     @property
     def alone(self) -> Case:
@@ -37,7 +46,7 @@ class Case:
         it sees. So padding decides there, too, and each row must be alone.
         """
         budget = 1 if self.model == "sparse" else 1000
-        return Case(self.model, packing=False, budget=budget, lora=self.lora)
+        return replace(self, layout={}, packing=False, budget=budget)
 
 
 def job(spec: WorkerSpec, folder: Path, cases: Mapping[str, Case]) -> dict[str, Any]:
@@ -59,17 +68,21 @@ def refusal(spec: WorkerSpec, model: Path) -> dict[str, str]:
 
 
 def one_update(spec: WorkerSpec, folder: Path, case: Case) -> dict[str, Any]:
-    strategy = MEGATRON.build(
-        spec,
-        ModelConfig(path=str(folder / case.model), lora=LORA if case.lora else None),
-        budget=case.budget,
-        chunk=7,
+    role = TrainRole(
+        pool="p",
+        strategy=MegatronConfig(**case.layout),
+        optimizer=PLAIN_STEP,
+        max_tokens_per_microbatch=case.budget,
         packing=case.packing,
-        **case.layout,
     )
-    rows = rows_of(strategy, train_batch().select(BY_LENGTH))
-    start, before = exported(strategy), strategy.score(rows, entropy=True, squares=True)
-    metrics = strategy.train(rows, EntropyBonusLoss())
+    model = ModelConfig(path=str(folder / case.model), lora=LORA if case.lora else None)
+    strategy = build_train(role, model, spec, case.head, total_steps=None)
+    rows = rows_of(strategy, case.batch().select(BY_LENGTH))
+    start, before = (
+        exported(strategy),
+        strategy.score(rows, entropy=case.head is POLICY, squares=case.head is POLICY),
+    )
+    metrics = strategy.train(rows, case.loss)
     result = {
         "info": strategy.rank_info,
         "lengths": rows.lengths.tolist(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 import torch
 
 from roll.core.metrics import Metrics
-from tests.contract.layout_job import save_models
-from tests.contract.packed_job import Case, job, real
+from roll.strategy.training.heads import ScoreHead, ValueHead
+from tests.contract.critic_job import critic_batch, squared_error
+from tests.contract.layout_job import save_models, squared_score
+from tests.contract.packed_job import POLICY, Case, job, real
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import gradient, leaders, relative_distance
 from tests.convert.tiny_models import save_model
 from tests.tiny import char_tokenizer, tiny_qwen3, tiny_qwen3_moe
 
+CRITIC = Case("critic", head=ValueHead(), loss=squared_error, batch=critic_batch)
 CASES: dict[int, dict[str, Case]] = {
     1: {
         "whole": Case("dense", budget=1000),
@@ -24,6 +28,8 @@ CASES: dict[int, dict[str, Case]] = {
         "attention recomputed": Case("window", {"recompute": "attention"}),
         "experts": Case("experts", {"recompute": "full"}),
         "adapter": Case("dense", lora=True),
+        "critic": CRITIC,
+        "reward model": Case("scorer", head=ScoreHead(), loss=squared_score),
         "sparse attention": Case("sparse", {"recompute": "full"}),
     },
     2: {
@@ -37,6 +43,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ep": Case("experts", {"ep": 2}),
         "etp": Case("experts", {"etp": 2}),
         "experts, tp": Case("experts", {"tp": 2}),
+        "critic": replace(CRITIC, layout={"tp": 2, "sequence_parallel": True}),
         "sparse attention, tp": Case("sparse", {"tp": 2}),
         "adapter": Case("dense", {"pp": 2, "vpp": 2}, lora=True),
     },
@@ -72,6 +79,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
     }
 
 
+def values_of(terms: Any) -> dict[str, torch.Tensor]:
+    """The values of each token, by name."""
+    found = {each.name: getattr(terms, each.name) for each in fields(terms)}
+    return {name: values_BT for name, values_BT in found.items() if values_BT is not None}
+
+
 def values(ranks: list[dict[str, Any]]) -> dict[str, float]:
     return Metrics.concat([each["metrics"] for each in leaders(ranks)]).values_by_name()
 
@@ -89,7 +102,12 @@ def test_gradients_and_losses_are_those_of_padded_rows_on_one_rank(
     for rank in together:
         assert relative_distance(gradient(rank, alone["start"]), want) < 2e-6
     wanted, found = values([alone]), values(together)
-    for key in ("loss/total", "grad_norm", "trained_tokens", "entropy"):
+    for key in (
+        "loss/total",
+        "grad_norm",
+        "trained_tokens",
+        *(("entropy",) * (case.head is POLICY)),
+    ):
         assert found[key] == pytest.approx(wanted[key], rel=2e-6), key
 
 
@@ -104,9 +122,8 @@ def test_scores_are_those_of_padded_rows_on_one_rank(
         size = len(rank["lengths"])
         first = rank["info"].dp_rank * size
         assert rank["lengths"] == alone["lengths"][first : first + size]
-        for key in ("logprobs_BT", "entropy_BT", "squares_BT"):
-            wanted = getattr(alone["before"], key)[first : first + size]
-            found = getattr(rank["before"], key)
+        for key, whole in values_of(alone["before"]).items():
+            wanted, found = whole[first : first + size], getattr(rank["before"], key)
             for one, other in zip(
                 real(found, rank["lengths"]), real(wanted, rank["lengths"]), strict=True
             ):
