@@ -44,6 +44,7 @@ from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 from roll.workers.model import ScoreWorker, TrainWorker
 from roll.workers.reference import ReferenceWorker
+from roll.workers.work import WorkMeter
 
 FIRST_TOKEN, VOCABULARY = 257, 32_768
 """Completions have the tokens from FIRST_TOKEN on; those below are the single bytes, of which
@@ -213,11 +214,12 @@ class ScriptedActor(ActorWorker):
         spec: WorkerSpec,
         script: Script,
         role: object,
-        model: object,
+        model: ModelConfig,
         algorithm: AlgorithmConfig,
         *_: Any,
     ) -> None:
-        TrainWorker.__init__(self, spec, ScriptedStrategy(spec, script))
+        meter = WorkMeter(model, trains=True)
+        TrainWorker.__init__(self, spec, ScriptedStrategy(spec, script), meter)
         self.loss = build_loss(algorithm)
 
     @dispatch(BROADCAST)
@@ -228,8 +230,11 @@ class ScriptedActor(ActorWorker):
 class ScriptedReference(ReferenceWorker):
     """A rank of the reference with a scripted strategy."""
 
-    def __init__(self, spec: WorkerSpec, script: Script, *_: Any) -> None:
-        ScoreWorker.__init__(self, spec, ScriptedStrategy(spec, script))
+    def __init__(
+        self, spec: WorkerSpec, script: Script, role: object, model: ModelConfig, *_: Any
+    ) -> None:
+        meter = WorkMeter(model, trains=False)
+        ScoreWorker.__init__(self, spec, ScriptedStrategy(spec, script), meter)
 
 
 STAND_INS: Mapping[Any, Callable[..., Worker]] = {

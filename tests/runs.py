@@ -185,7 +185,7 @@ def run_config(
 
 def without_times(record: Mapping[str, Any]) -> dict[str, Any]:
     """What must be reproducible: all but clocks and memory."""
-    moving = ("time/", "perf/", "memory/", "rewards/")
+    moving = ("time/", "perf/", "memory/", "machine/", "gpu/", "rewards/")
     return {name: value for name, value in record.items() if not name.startswith(moving)}
 
 

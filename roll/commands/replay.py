@@ -27,7 +27,7 @@ from roll.platform.logs import setup_logging
 from roll.runtime.rollouts.replay import load_replay
 from roll.runtime.run_data import RunData
 
-MEASURED = ("time/", "perf/", "memory/")
+MEASURED = ("time/", "perf/", "memory/", "machine/", "gpu/")
 """Beginnings of the names of metrics that measure the machine."""
 
 

@@ -70,6 +70,10 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
     return results[0]
 
 
+def _joined_results(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
+    return [item for result in results for item in result]
+
+
 def _least_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
     return min(results)
 
@@ -129,6 +133,9 @@ for methods without `@dispatch`."""
 
 LEAST = Dispatch(_same_call, _least_result)
 """Give every rank the same arguments; return the smallest result."""
+
+JOIN = Dispatch(_same_call, _joined_results)
+"""Give every rank the same arguments; join the lists that the ranks return, in their order."""
 
 SHARD_BATCH = Dispatch(_shard_batches, _concat_leaders, leaders_only=True)
 """Split arguments that are batches over the data-parallel ranks, and give every rank the other

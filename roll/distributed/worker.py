@@ -11,11 +11,13 @@ from typing import ClassVar
 from roll.config.sections.lifecycle import ProfileKind
 from roll.core.timing import Span, SpanRecorder
 from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.dispatch import JOIN, dispatch
 from roll.distributed.profilers import Profiler, begin_profiler
 from roll.platform import get_platform
 from roll.platform.base import Platform
 from roll.platform.machine import GIB
 from roll.platform.processes import tree_rss_bytes
+from roll.platform.usage import WorkerUse, use_of_gpus, use_of_machine
 
 
 class Worker:
@@ -49,6 +51,13 @@ class Worker:
     def memory_gb(self) -> float:
         """Return the resident memory of this process and all its descendants, in GiB."""
         return tree_rss_bytes(os.getpid()) / GIB
+
+    @dispatch(JOIN)
+    def usage(self) -> list[WorkerUse]:
+        """Return what this worker uses now. The driver calls this through `Cluster.beside`, from
+        time to time, and gets the lists of all ranks joined."""
+        gpus = use_of_gpus(self.spec.devices) if self.spec.platform == "cuda" else []
+        return [WorkerUse(tree_rss_bytes(os.getpid()), use_of_machine(), gpus)]
 
     def begin_profile(self, kind: ProfileKind | None) -> None:
         """Begin to note the calls of this worker.

@@ -41,6 +41,8 @@ from roll.output_dir.whole_file import replace_file
 from roll.pipeline.outputs.saves import Saves
 from roll.pipeline.outputs.session import Session
 from roll.pipeline.profiling import StepProfiler
+from roll.pipeline.usage.machines import Machines
+from roll.pipeline.usage.speed import Speed
 from roll.runtime.run_data import RunData
 from roll.workers.model import TrainWorker
 
@@ -87,6 +89,8 @@ class Pipeline(ABC, Generic[C]):
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.saves = Saves(self.checkpoints, config.cluster.call_timeout_s)
         self.timers = Timers()
+        self.speed = Speed(self.profiler.clusters, config.cluster.peak_tflops)
+        self.machines = Machines(self.profiler.clusters, self.output_dir)
         self.session = Session(self.output_dir, self._rows_told)
         self._patience = Patience(config.validation.stop, {})
         self.wish = StopWish(self.config.stop_at)
@@ -253,7 +257,7 @@ class Pipeline(ABC, Generic[C]):
             StoppedEarlyError: the run was asked to end; the step that was under way is saved.
         """
         last, done, wish = self.config.max_steps, first, self.wish
-        with wish.asked_by(signal.SIGTERM), self.saves:
+        with wish.asked_by(signal.SIGTERM), self.saves, self.machines:
             carried = self._carried(first, carried)
             if first and self._is_over(first):  # by a validation that the session before left to do
                 last = first
@@ -261,7 +265,7 @@ class Pipeline(ABC, Generic[C]):
                 wish.step = step
                 with self.profiler.step(step, self.timers), self.timers.timed("step"):
                     metrics = self.step(step)
-                metrics = metrics | self.timers.take()
+                metrics = metrics | self.timers.take() | self.speed.take() | self.machines.take()
                 trackers.log(step, {**carried, **metrics.values_by_name()})
                 done = step + 1
                 carried = self._validated(done, saved=False)

@@ -19,7 +19,7 @@ from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import TrainBatch
 from roll.core.errors import RollError, ValidationCutError
-from roll.core.metrics import Last, Max, Metrics
+from roll.core.metrics import Last, Metrics
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.variables import check_variables
 from roll.data.examples import Example, content_of, identity, load_preferences, load_texts
@@ -27,7 +27,6 @@ from roll.data.mixing import Sampler
 from roll.data.preparation.overlap import without_overlap
 from roll.data.store.load import RowStore
 from roll.distributed.cluster import Cluster, Placement
-from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.output_dir.checkpoints import RunState
 from roll.output_dir.resume import rendering_moment
@@ -145,7 +144,6 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
                 "data/epoch": Last(
                     (step + 1) * self.config.data.rows_per_step / len(self.data.train)
                 ),
-                "memory/rss_gb_max": Max(max(self.learner.call_each(Worker.memory_gb))),
             }
         )
 

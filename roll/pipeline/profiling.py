@@ -66,6 +66,11 @@ class StepProfiler:
         self._clusters.append(cluster)
         return cluster
 
+    def clusters(self) -> dict[str, Cluster[Any]]:
+        """Return the clusters that were started, by the keys under which `profile.roles` names
+        their roles."""
+        return {_key(one.role, one.label): one for one in list(self._clusters)}
+
     @contextmanager
     def step(self, step: int, timers: Timers) -> Iterator[None]:
         """Record the step that runs inside the block, if `profile` names it.

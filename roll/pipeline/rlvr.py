@@ -22,7 +22,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
-from roll.core.metrics import Last, Max, Metrics
+from roll.core.metrics import Last, Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt
 from roll.data.chat.answers import Answers, check_answered
@@ -129,8 +129,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             metrics = metrics | self.learn(table, step)
         if runtime.keeper is not None:
             metrics = metrics | runtime.keeper.take_metrics()
-        memory = {"memory/rss_gb_max": Max(runtime.memory_gb())}
-        return metrics | runtime.rollouts.take_rates() | memory
+        return metrics | runtime.rollouts.take_rates()
 
     def learn(self, table: SampleTable, step: int) -> Metrics:
         """Do all of a step that follows `collect`; return the metrics of these parts.

@@ -52,6 +52,15 @@ def wait_for_device() -> None:
         torch.cuda.synchronize()
 
 
+def device_name() -> str | None:
+    """Return the name of the GPU of this process; None where CUDA is not in use."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return str(torch.cuda.get_device_name(0))
+
+
 def free_cached() -> None:
     """Give memory that PyTorch keeps reserved back to the device, and with it the buckets of a push
     that their last receiver has closed. Other processes on the GPU, such as an engine that wakes

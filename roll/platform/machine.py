@@ -206,7 +206,21 @@ def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]
         own: file that lists the control groups of this process.
         mounted: folder at which the control groups are mounted.
     """
-    limits = []
+    return [group.limit for group in memory_groups(own, mounted)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a memory limit."""
+
+    folder: Path
+    limit: int
+    """In bytes."""
+
+
+def memory_groups(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[MemoryGroup]:
+    """Return the control groups whose memory limits `memory_limits` returns."""
+    groups = []
     for line in own.read_text().splitlines() if own.is_file() else []:
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -216,11 +230,12 @@ def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]
         # In a container the named folder may be missing; its files are then in the top folder.
         inner = top / group.lstrip("/")
         around = [folder for folder in inner.parents if folder.is_relative_to(top)]
-        for file in (folder / name for folder in (inner, *around)):
+        for folder in (inner, *around):
+            file = folder / name
             text = file.read_text().strip() if file.is_file() else "max"
             if text.isdigit():
-                limits.append(int(text))
-    return limits
+                groups.append(MemoryGroup(folder, int(text)))
+    return groups
 
 
 def free_port(handed_out: Path = PROC_PORTS) -> int:

@@ -26,6 +26,9 @@ ROWS = (
     ("Loss", "loss/total"),
     ("Seconds of a step", "time/step_s"),
     ("Generated tokens per second", "perf/generated_tokens_per_s"),
+    ("Share of the devices' peak in training", "perf/actor_train/train_mfu"),
+    ("Share of time that GPUs compute", "gpu/utilisation"),
+    ("Memory of the fullest machine, GB", "machine/memory_used_gb"),
 )
 """Label and metric of each line of the table; of each, its first and last value are shown."""
 

@@ -34,6 +34,7 @@ SECTIONS = (
     panels.AGREEMENT,
     panels.TIME,
     panels.MACHINES,
+    panels.HARDWARE,
 )
 
 

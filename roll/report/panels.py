@@ -43,6 +43,7 @@ RESPONSES = "Responses and groups"
 AGREEMENT = "Engine and trainer"
 TIME = "Time"
 MACHINES = "Replicas, rewards, memory"
+HARDWARE = "Machines and GPUs"
 REST = "All other metrics"
 
 _BESIDE = ("critic", "process_reward")
@@ -155,6 +156,13 @@ PANELS = (
     Panel(TIME, "Whole step, s", ("time/step_s",)),
     Panel(TIME, "Tokens per second", ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s")),
     Panel(
+        TIME,
+        "Share of the devices' peak speed (MFU)",
+        ("perf/*_mfu",),
+        "of training and of forward passes alone, while they run",
+    ),
+    Panel(TIME, "Speed of a device, TFLOP/s", ("perf/*_tflops",)),
+    Panel(
         MACHINES,
         "Share of time that replicas work",
         ("perf/replicas_busy_min", "perf/replicas_busy_mean", "perf/replicas_busy_max"),
@@ -162,7 +170,13 @@ PANELS = (
     ),
     Panel(MACHINES, "Busiest replica", ("perf/busiest_replica",), "always the same: it is slow"),
     Panel(MACHINES, "Lost replicas, moved requests", ("rollout/lost_replicas", "rollout/moved_*")),
-    Panel(MACHINES, "Memory of the driver, GB", ("memory/*",)),
+    Panel(
+        MACHINES,
+        "Memory of workers and driver, GB",
+        ("memory/rss_gb_max", "memory/driver_gb", "memory/*/gb_sum"),
+        "pages that processes share count once for each",
+    ),
+    Panel(MACHINES, "Memory of the largest worker of a role, GB", ("memory/*/gb_max",)),
     Panel(
         MACHINES,
         "Latency of rewards, s",
@@ -170,6 +184,29 @@ PANELS = (
     ),
     Panel(MACHINES, "Share of a step with a reward at work", ("rewards/*/share_of_step",)),
     Panel(MACHINES, "Failures of rewards", _RATES, "above 0.05: look at the errors"),
+    Panel(
+        HARDWARE,
+        "Share of time that GPUs compute",
+        ("gpu/utilisation", "gpu/utilisation_min"),
+        "a kernel runs; how well it uses the GPU is told by the share of the peak",
+    ),
+    Panel(HARDWARE, "Memory of GPUs, GB", ("gpu/memory_*",)),
+    Panel(
+        HARDWARE,
+        "Memory of PyTorch on a GPU, by role, GB",
+        ("gpu/*/largest_gb", "gpu/*/allocated_gb", "gpu/*/reserved_gb"),
+        "reserved far above the largest: holes",
+    ),
+    Panel(
+        HARDWARE,
+        "Memory of machines, GB",
+        ("machine/memory_*", "machine/container_*"),
+        "at the total or the container's limit, processes are killed",
+    ),
+    Panel(HARDWARE, "Share of cores that work", ("machine/cpu_share*",)),
+    Panel(HARDWARE, "Network, MB/s", ("machine/network_*",)),
+    Panel(HARDWARE, "Disks, MB/s", ("machine/disk_read_*", "machine/disk_write_*")),
+    Panel(HARDWARE, "Free space on the disk of the run, GB", ("machine/disk_free_gb",)),
 )
 
 

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.config.sections.roles import Role
-from roll.core.errors import WorkerLostError
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.own_thread import in_own_thread
 from roll.distributed.colocation import Colocation, part_name
-from roll.distributed.worker import Worker
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.health import Health
 from roll.rollout.fleet.replica import Replica
@@ -107,17 +105,6 @@ class InferenceService:
             await in_own_thread(pusher.push, version, indices, verify=verify)
 
         self.run(self.fleet.update_weights(version, push))
-
-    def memory_gb(self) -> list[float]:
-        """Return the resident memory of each living replica with its child processes, in GiB.
-
-        The list is empty if no replica is alive, or if one dies during the call.
-        """
-        living = [replica.index for replica in self.fleet.replicas if not replica.gone]
-        try:
-            return self.infer.on(living).call_each(Worker.memory_gb) if living else []
-        except WorkerLostError:  # died during the call; the next step reports the others again
-            return []
 
     async def _start(self) -> None:
         """Start the monitor of the replicas, on the event loop."""

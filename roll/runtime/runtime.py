@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from roll.config.rlvr_base import RlvrBase
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.colocation import Colocation
-from roll.distributed.worker import Worker
 from roll.runtime.clusters import start_trainers
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.rollouts.generation import start_generation
@@ -48,19 +46,6 @@ class Runtime:
         self.rollouts.close()
         if self.keeper is not None:
             self.keeper.close()
-
-    def memory_gb(self) -> float:
-        """Return the resident memory of the largest worker with its child processes, in GiB.
-
-        Counts actor, reference, critic, process reward, teachers and the engines of the policy; not
-        rewards, judges, opponents and environments. If an engine ends during the call, no engine is
-        counted.
-        """
-        clusters: list[Cluster[Any] | None] = [self.actor, self.reference]
-        clusters.extend([self.critic, self.process_reward])
-        clusters.extend(self.teachers.clusters.values())
-        sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
-        return max(size for each in (*sizes, self.rollouts.memory_gb()) for size in each)
 
 
 def start_runtime(

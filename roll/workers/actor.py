@@ -32,6 +32,7 @@ from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import Endpoint, Route, new_channel
 from roll.workers.model import TrainWorker
 from roll.workers.samples import score_samples
+from roll.workers.work import WorkMeter
 
 
 class ActorWorker(TrainWorker[PolicyTerms]):
@@ -67,7 +68,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
             total_steps=total_updates,
             keeps_reference=keeps_reference,
         )
-        super().__init__(spec, strategy)
+        super().__init__(spec, strategy, WorkMeter(model, trains=True))
         self.loss = build_loss(algorithm)
         self.pushes_adapter = model.serves_adapter
         self.aborts = PushAborts()
@@ -80,7 +81,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         Args:
             squares: also return the sum of the squared probabilities at each token.
         """
-        terms = self.strategy.score(batch, squares=squares)
+        terms = self.score(batch, squares=squares)
         return PolicyColumns(
             lengths=batch.lengths, values=terms.logprobs_BT, squares=terms.squares_BT
         )
@@ -89,7 +90,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
     def base_logprobs(self, batch: TokenBatch) -> TokenColumn:
         """Return the log-probability of each token under a reference that is part of the policy's
         model: its base, of a policy with a LoRA adapter, or a copy that follows the policy."""
-        scored = self.strategy.score_base(batch)
+        scored = self.score_base(batch)
         return TokenColumn(lengths=batch.lengths, values=scored.logprobs_BT)
 
     @dispatch(SHARD_BATCH)
@@ -99,7 +100,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         log-probabilities with those of the engine. See `logprobs`."""
         return score_samples(
             table,
-            lambda batch: self.strategy.score(batch).logprobs_BT,
+            lambda batch: self.score(batch).logprobs_BT,
             measure=mismatch_metrics,
             keeps=self.rank_info.is_dp_leader,
         )
@@ -111,7 +112,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         `base_logprobs`."""
         return score_samples(
             table,
-            lambda batch: self.strategy.score_base(batch).logprobs_BT,
+            lambda batch: self.score_base(batch).logprobs_BT,
             keeps=self.rank_info.is_dp_leader,
         )
 
@@ -125,7 +126,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         """
         batch = dense(batch) if isinstance(batch, SampleTable) else batch
         seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
-        return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss.at(progress))
+        return seen | self.update(self.teacher_heads.resolve(batch), self.loss.at(progress))
 
     @dispatch(BROADCAST)
     def move_reference(self, decay: float) -> None:

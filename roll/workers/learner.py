@@ -15,9 +15,10 @@ from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.training.heads import Head
+from roll.strategy.training.heads import Head, ScoreHead
 from roll.strategy.training.reduce import LossMetrics
 from roll.workers.model import TrainWorker
+from roll.workers.work import WorkMeter
 
 T = TypeVar("T")
 B = TypeVar("B", bound=TrainBatch)
@@ -40,13 +41,15 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
         loss: TermsLoss[T, B],
         total_updates: int,
     ) -> None:
-        super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
+        strategy = build_train(role, model, spec, head, total_steps=total_updates)
+        writes = not isinstance(head, ScoreHead)
+        super().__init__(spec, strategy, WorkMeter(model, trains=True, writes=writes))
         self.loss = loss
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: B) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics."""
-        return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
+        return self.update(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(SHARD_BATCH)
     def evaluate(self, batch: B) -> Metrics:
@@ -58,7 +61,7 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
         """
         metrics = LossMetrics(0, 1)
         batch = self.teacher_heads.resolve(batch)
-        loss = self.loss(self.strategy.score(batch), batch)
+        loss = self.loss(self.score(batch), batch)
         metrics.add(loss, batch.loss_mask.float(), batch.loss_mask, torch.zeros(()))
         found = metrics.take()
         return Metrics({name: value for name, value in found.items() if "/" not in name})
@@ -72,7 +75,7 @@ class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
         """Return the log-probability of each row's trained tokens, summed over them and computed
         with the adapter switched off. For a policy with a LoRA adapter, whose base model is the
         reference."""
-        logprobs_BT = self.strategy.score_base(batch).logprobs_BT
+        logprobs_BT = self.score_base(batch).logprobs_BT
         return RowColumn(values=response_sums(logprobs_BT, batch.loss_mask))
 
     @dispatch(SHARD_BATCH)
@@ -83,6 +86,6 @@ class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
         Raises:
             ValueError: `ref_sums` is not set.
         """
-        logprobs_BT = self.strategy.score(batch).logprobs_BT
+        logprobs_BT = self.score(batch).logprobs_BT
         sums_B = response_sums(logprobs_BT, batch.loss_mask)
         return RowColumn(values=sums_B - batch.require("ref_sums", made_by="add_reference"))

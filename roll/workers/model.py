@@ -6,30 +6,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from roll.algorithms.loss_interface import TermsLoss
+from roll.core.batches import TokenBatch, TrainBatch
+from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.threads.write_thread import WriteThread, Written
 from roll.core.types import RankInfo, WorkerSpec
-from roll.distributed.dispatch import BROADCAST, LEAST, dispatch
+from roll.distributed.dispatch import BROADCAST, JOIN, LEAST, dispatch
 from roll.distributed.remote_values import RemoteValue
 from roll.distributed.worker import Worker
 from roll.platform.cuda import free_cached
 from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
 from roll.workers.teacher_heads import TeacherHeads
+from roll.workers.work import Work, WorkMeter
 
 T = TypeVar("T")
+B = TypeVar("B", bound=TrainBatch)
 
 
 class ScoreWorker(Worker, Generic[T]):
     """A worker that runs forward passes of a model. T is the result type of a forward pass.
     `offload` and `onload` are described in `ScoreStrategy`."""
 
-    def __init__(self, spec: WorkerSpec, strategy: ScoreStrategy[T]) -> None:
+    def __init__(self, spec: WorkerSpec, strategy: ScoreStrategy[T], meter: WorkMeter) -> None:
         super().__init__(spec)
         self.strategy = strategy
+        self.meter = meter
 
     @property
     def rank_info(self) -> RankInfo:
         return self.strategy.rank_info
+
+    def score(self, batch: TokenBatch, *, squares: bool = False) -> T:
+        """Compute the terms of a batch; see `ScoreStrategy.score`. The meter notes the passes."""
+        with self.meter.noted("score", batch, counts=self.rank_info.is_dp_leader):
+            return self.strategy.score(batch, squares=squares)
+
+    @dispatch(JOIN)
+    def take_work(self) -> list[Work]:
+        """Return what this rank has computed since the last call. The driver calls this through
+        `Cluster.beside`, and gets the lists of all ranks joined."""
+        return self.meter.take()
 
     @dispatch(BROADCAST)
     def offload(self) -> None:
@@ -59,11 +76,22 @@ class TrainWorker(ScoreWorker[T]):
 
     strategy: TrainStrategy[T]
 
-    def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T]) -> None:
-        super().__init__(spec, strategy)
+    def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T], meter: WorkMeter) -> None:
+        super().__init__(spec, strategy, meter)
         self.teacher_heads = TeacherHeads()
         self._save: WriteThread | None = None
         """Save beside the training; None before the first, and when the last one is complete."""
+
+    def score_base(self, batch: TokenBatch) -> T:
+        """Compute the terms of a batch with the adapter switched off, or with the copy that is the
+        reference; see `TrainStrategy.score_base`. The meter notes the passes."""
+        with self.meter.noted("score", batch, counts=self.rank_info.is_dp_leader):
+            return self.strategy.score_base(batch)
+
+    def update(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
+        """Do an optimizer step; see `TrainStrategy.train`. The meter notes the passes."""
+        with self.meter.noted("train", batch, counts=self.rank_info.is_dp_leader):
+            return self.strategy.train(batch, loss)
 
     @dispatch(BROADCAST)
     def offload(self) -> None:

@@ -14,6 +14,7 @@ from roll.strategy.build import build_score
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.model import ScoreWorker
 from roll.workers.samples import score_samples
+from roll.workers.work import WorkMeter
 
 
 class ReferenceWorker(ScoreWorker[PolicyTerms]):
@@ -27,12 +28,13 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
         self, spec: WorkerSpec, role: ScoreRole, model: ModelConfig, temperature: float
     ) -> None:
         head = PolicyHead(temperature, role.logprob_chunk_tokens)
-        super().__init__(spec, build_score(role, model, spec, head))
+        meter = WorkMeter(model, trains=False)
+        super().__init__(spec, build_score(role, model, spec, head), meter)
 
     @dispatch(SHARD_BATCH)
     def logprobs(self, batch: TokenBatch) -> TokenColumn:
         """Return the log-probability of each token under this model."""
-        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
+        return TokenColumn(lengths=batch.lengths, values=self.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def score_samples(self, table: SampleTable) -> ScoredSamples:
@@ -40,12 +42,12 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
         store of this node. Return an address for each row, without metrics."""
         return score_samples(
             table,
-            lambda batch: self.strategy.score(batch).logprobs_BT,
+            lambda batch: self.score(batch).logprobs_BT,
             keeps=self.rank_info.is_dp_leader,
         )
 
     @dispatch(SHARD_BATCH)
     def response_sums(self, batch: TrainBatch) -> RowColumn:
         """Return the log-probability of each row's trained tokens, summed over them."""
-        logprobs_BT = self.strategy.score(batch).logprobs_BT
+        logprobs_BT = self.score(batch).logprobs_BT
         return RowColumn(values=response_sums(logprobs_BT, batch.loss_mask))

@@ -14,6 +14,7 @@ from roll.distributed.remote_values import RemoteValue, store
 from roll.strategy.build import build_score
 from roll.strategy.training.teacher_forward import TeacherHead, TeacherTerms
 from roll.workers.model import ScoreWorker
+from roll.workers.work import WorkMeter
 
 
 class TeacherWorker(ScoreWorker[TeacherTerms]):
@@ -32,7 +33,8 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
         num_tokens: int,
     ) -> None:
         head = TeacherHead(target, num_tokens, role.logprob_chunk_tokens)
-        super().__init__(spec, build_score(role, role.model, spec, head))
+        meter = WorkMeter(role.model, trains=False, writes=target.top_k is not None)
+        super().__init__(spec, build_score(role, role.model, spec, head), meter)
         self.num_tokens = num_tokens
 
     @dispatch(SHARD_BATCH)
@@ -40,7 +42,7 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
         """Return a `RemoteValue` of a `TeacherRow` for each row. Only data-parallel leaders make
         them: the results of other ranks are not used. A `RetokenizedBatch` has this teacher's
         tokens; positions in the result are always those of the student."""
-        rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
+        rows = [replace(row, teacher=self.spec.label) for row in self.score(batch).rows]
         if isinstance(batch, RetokenizedBatch):
             places = batch.student_positions
             rows = [replace(row, positions_N=at) for row, at in zip(rows, places, strict=True)]

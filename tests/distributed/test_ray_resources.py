@@ -20,8 +20,9 @@ from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.cluster import shared_batches
 from roll.distributed.on_ray.environment import environment
 from roll.distributed.on_ray.resources import ResourceManager
-from roll.platform.machine import cores
+from roll.platform.machine import GIB, cores
 from roll.platform.processes import descendants
+from roll.platform.usage import use_of_machine
 from tests.distributed.small_workers import Adder, HalfAdder
 
 
@@ -45,6 +46,9 @@ def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(
     assert cluster.call_each(Adder.threads) == [share, share]
     assert [info.pid for info in cluster.infos] == [pid for pid, _, _ in told]
     assert all(gb > 0.05 for gb in cluster.call_each(Adder.memory_gb))
+    used = cluster.beside(Adder.usage).result()
+    assert all(one.resident > 0.05 * GIB for one in used)
+    assert [one.machine.machine for one in used] == [use_of_machine().machine] * 2
     cluster.close()
 
 

@@ -42,7 +42,13 @@ KEYS = [
     "time/weight_sync_s",
     "perf/generated_tokens_per_s",
     "perf/trained_tokens_per_s",
+    "perf/actor_train/train_tflops",
+    "perf/reference/score_tflops",
     "memory/rss_gb_max",
+    "memory/driver_gb",
+    "memory/actor_infer/gb_sum",
+    "machine/memory_used_gb",
+    "machine/disk_free_gb",
 ]
 
 

@@ -127,6 +127,10 @@ class ClusterConfig(Config):
     """Memory of each GPU in GiB, or of each machine if there are no GPUs. A run that is estimated
     to need more is refused. If left out: what this machine has; nothing is refused if the run joins
     a cluster. It is that of a GPU where the run joins a cluster, unless `platform` is `cpu`."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """Peak speed of each device in matrix products of the dtype of training, without sparsity, in
+    TFLOP/s; the part of it that the run reaches (MFU) is recorded. If left out: that of the GPU's
+    name, where it is known; else no part is recorded."""
     address: str | None = None
     """Address of the Ray cluster to join, `host:port`. If left out: RAY_ADDRESS if that is set;
     otherwise a local Ray is started and stopped with the run, without the processes that `ray

@@ -124,10 +124,6 @@ class Generation:
             raise ValidationCutError(f"the validation after {step} steps")
         return scores
 
-    def memory_gb(self) -> list[float]:
-        """See `InferenceService.memory_gb`."""
-        return self.inference.memory_gb()
-
     def state(self) -> dict[str, Any]:
         """Return the position in the data and the groups of the scheduler, as JSON objects
         and arrays. Groups whose tokens are lost begin again first."""

@@ -80,10 +80,6 @@ class Replay:
         """Raise DataError: no data is read, and kept prompts have no pictures to be looked up."""
         raise DataError(f"prompt {prompt_id}: a run that trains on kept samples reads no data")
 
-    def memory_gb(self) -> list[float]:
-        """Return nothing: there are no engines."""
-        return []
-
     def state(self) -> dict[str, Any]:
         """Return nothing: the number of the step says which file is next."""
         return {}

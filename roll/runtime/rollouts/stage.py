@@ -58,10 +58,6 @@ class Rollouts(Protocol):
         """Function that returns the prompt of the training data with this id."""
         ...
 
-    def memory_gb(self) -> list[float]:
-        """Return the resident memory of each engine of the policy, in GiB."""
-        ...
-
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on, as JSON objects and arrays."""
         ...

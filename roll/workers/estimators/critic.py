@@ -13,6 +13,7 @@ from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
 from roll.strategy.training.heads import ValueHead
 from roll.workers.model import TrainWorker
+from roll.workers.work import WorkMeter
 
 
 class CriticWorker(TrainWorker[ValueTerms]):
@@ -26,16 +27,16 @@ class CriticWorker(TrainWorker[ValueTerms]):
         self, spec: WorkerSpec, role: CriticRole, model: ModelConfig, total_updates: int
     ) -> None:
         strategy = build_train(role, model, spec, ValueHead(), total_steps=total_updates)
-        super().__init__(spec, strategy)
+        super().__init__(spec, strategy, WorkMeter(model, trains=True, writes=False))
         self.loss = ClippedValueLoss(role.loss)
 
     @dispatch(SHARD_BATCH)
     def values(self, batch: TokenBatch) -> TokenColumn:
         """Return the value that the critic predicts at each token. The driver calls this before
         the first update of a step."""
-        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).values_BT)
+        return TokenColumn(lengths=batch.lengths, values=self.score(batch).values_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics."""
-        return self.strategy.train(batch, self.loss)
+        return self.update(batch, self.loss)

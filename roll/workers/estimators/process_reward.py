@@ -13,6 +13,7 @@ from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.model import TrainWorker
+from roll.workers.work import WorkMeter
 
 
 class ProcessRewardWorker(TrainWorker[PolicyTerms]):
@@ -32,15 +33,16 @@ class ProcessRewardWorker(TrainWorker[PolicyTerms]):
         total_updates: int,
     ) -> None:
         head = PolicyHead(temperature, role.logprob_chunk_tokens)
-        super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
+        strategy = build_train(role, model, spec, head, total_steps=total_updates)
+        super().__init__(spec, strategy, WorkMeter(model, trains=True))
         self.loss = OutcomeLoss(role.beta, role.threshold)
 
     @dispatch(SHARD_BATCH)
     def logprobs(self, batch: TokenBatch) -> TokenColumn:
         """Return the log-probability of each token under this model."""
-        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
+        return TokenColumn(lengths=batch.lengths, values=self.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics."""
-        return self.strategy.train(batch, self.loss)
+        return self.update(batch, self.loss)

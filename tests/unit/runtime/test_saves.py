@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from roll.config.sections.lifecycle import CheckpointConfig
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.core.errors import CheckpointError, WaitTimeoutError
 from roll.core.types import RankInfo, WorkerSpec
@@ -22,6 +23,7 @@ from roll.output_dir.checkpoints import Checkpoints, RunState
 from roll.pipeline.outputs.saves import Saves
 from roll.strategy.interfaces import Saving
 from roll.workers.model import TrainWorker
+from roll.workers.work import WorkMeter
 
 
 class Scripted:
@@ -61,7 +63,7 @@ class Scripted:
 def worker(spec: WorkerSpec, scripts: list[Scripted]) -> TrainWorker[Any]:
     scripts.append(Scripted(spec.rank))
     strategy: Any = scripts[-1]
-    return TrainWorker(spec, strategy)
+    return TrainWorker(spec, strategy, WorkMeter(ModelConfig(path="none"), trains=True))
 
 
 @pytest.fixture
