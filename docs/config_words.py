@@ -30,6 +30,7 @@ SCALARS = {
 UNITS_OF_NAMES = (
     (r".*_s$", "seconds"),
     (r".*_gb$", "GiB"),
+    (r".*_tflops$", "TFLOP/s"),
     (r".*_mb$", "MiB"),
     (r"(.*_)?tokens(_per_\w+)?$|max_model_len$", "tokens"),
     (r"(.*_)?token_ids$", "token ids"),

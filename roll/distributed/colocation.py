@@ -2,7 +2,8 @@
 
 `with colocation.use(Role.ACTOR_TRAIN):` moves the roles that share a device with `actor_train` off
 their devices, and then moves `actor_train` onto its devices. A role stays on its devices until
-another role needs them. Nothing moves if no devices are shared, or if memory is not scarce (CPUs).
+another role needs them. Nothing moves if no devices are shared, if memory is not scarce (CPUs), or
+if the config lets roles stay beside each other.
 
 A role may consist of parts, such as the replicas of `actor_infer`. A part moves off only if another
 role needs its devices. Parts that move in the same call move in parallel. Only one thread at a time
@@ -51,6 +52,10 @@ class Colocation:
     """
 
     enabled: bool
+    beside: bool = False
+    """True if residents stay on shared devices beside each other. Nothing is moved then, but what a
+    sender of weights has reserved is given back before a push: buckets of the push before are, too,
+    and others on the device could not get their memory."""
     residents: dict[str, Resident] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
     """Names of the residents that are completely on their devices."""
@@ -127,16 +132,23 @@ class Colocation:
             if self.loaded.intersection(receiving):
                 self._clear(self._devices(sending), keep=set(sending))
             self._enter(sending)
-            if self._devices(sending) & self._devices(receiving):
-                free = [self.residents[part].free for part in sending]
-                run_in_parallel([one for one in free if one is not None])
+            self._free(sending, receiving)
             self._enter_with_weights(receiving)
+        elif self.beside:
+            self._free(self.parts(sender), self.parts(receiver))
         yield
 
     def parts(self, role: str) -> list[str]:
         """Return the names of the residents that make up `role`. If `role` is itself the name of a
         resident, return only that name."""
         return [name for name in self.residents if name == role or name.startswith(f"{role}/")]
+
+    def _free(self, sending: list[str], receiving: list[str]) -> None:
+        """Let the senders of a push give back what they have reserved, if receivers share their
+        devices."""
+        if self._devices(sending) & self._devices(receiving):
+            free = [self.residents[part].free for part in sending]
+            run_in_parallel([one for one in free if one is not None])
 
     def _devices(self, parts: list[str]) -> frozenset[int]:
         return frozenset().union(*(self.residents[part].devices for part in parts))

@@ -1,4 +1,4 @@
-"""What a machine and its GPUs are used for at a moment: memory, cores, network, disks.
+"""Use of a machine and its GPUs at a moment: memory, cores, network, disks.
 
 What only grows, such as bytes received, is counted since the machine has started; `rates` compares
 two moments. No import of torch: workers without tensors ask, too.
@@ -189,7 +189,7 @@ def _told(ask: Callable[[], int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """What a worker uses at a moment, and its machine."""
+    """Use of a worker's processes, machine and GPUs at a moment."""
 
     resident: int
     """Resident memory of its process and all descendants, in bytes. A page that several of them

@@ -80,8 +80,9 @@ def start_model_clusters(
     """Start every cluster that computes with a model; one after another where they share GPUs.
 
     The engines start first, because vLLM needs a GPU without other users when it takes its share of
-    the memory. All generation will run on `loop`; `platform` is `cpu` or `cuda`; if not `trains`,
-    nothing is started that trains.
+    the memory; where roles do not take turns, they stay there beside the others. All generation
+    will run on `loop`; `platform` is `cpu` or `cuda`; if not `trains`, nothing is started that
+    trains.
     """
     # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
     # engines that generate during training would slow it down.
@@ -94,7 +95,8 @@ def start_model_clusters(
     sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
     colocation = sharing.colocation
     replicas, loading = _start_engines(config, launcher, loop, colocation)
-    if guests & sharing.devices[Role.ACTOR_INFER]:
+    stays = platform == "cuda" and colocation.beside
+    if stays or guests & sharing.devices[Role.ACTOR_INFER]:
         wait_for_engines(loading, config.cluster.start_timeout_s)
     reward_models = start_reward_models(config, launcher, colocation)
     lock, side = FairLock(), SideEngines(config, launcher, loop, colocation)

@@ -20,7 +20,8 @@ class DeviceSharing:
     """Devices of each role, and the `Colocation` in which roles take turns on them.
 
     Args:
-        taking_turns: True if roles that share devices must not be on them at the same time.
+        taking_turns: True if roles that share devices must not be on them at the same time, unless
+            `cluster.colocate` lets them be there beside each other.
         guests: devices of the reward models, judges and opponents, which work while engines
             generate.
     """
@@ -38,7 +39,9 @@ class DeviceSharing:
         together = {r: own for r, own in self.devices.items() if not r.startswith(beside)}
         if guests:
             together[Role.ACTOR_INFER] |= guests
-        self.colocation = Colocation(enabled=taking_turns and _any_shared(together))
+        stay = config.cluster.colocate == "beside"
+        scarce = taking_turns and _any_shared(together)
+        self.colocation = Colocation(enabled=scarce and not stay, beside=scarce and stay)
 
     def share(self, role: str, cluster: Cluster[M]) -> Cluster[M]:
         """Add a cluster that has just started, and return it. From now on the cluster moves off its

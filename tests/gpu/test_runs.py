@@ -100,6 +100,23 @@ def test_packed_rows_and_the_chosen_kernel_run(quickstart: Path, tmp_path: Path)
     assert max(gaps) < MISMATCH["bfloat16"]
 
 
+def test_roles_stay_beside_each_other_on_the_gpu(quickstart: Path, tmp_path: Path) -> None:
+    """Pushes go through CUDA IPC to an engine that is awake, and leave nothing reserved."""
+    changes = {
+        "cluster.colocate": "beside",
+        "actor_infer.strategy": "{kind: vllm, enforce_eager: true, kv_cache_gb: 1}",
+        "track.verify_weights": "always",
+        "checkpoint": "{export_hf: false}",
+    }
+    records = run(quickstart, tmp_path / "out", max_steps=12, **changes)
+    steps = [record for record in records if "reward/mean" in record]
+    assert len(steps) == 12
+    assert max(record["mismatch/logprob_abs_mean"] for record in steps) < MISMATCH["float32"]
+    reserved = [record["gpu/actor_train/reserved_gb"] for record in steps]
+    assert max(reserved[6:]) < 1.2 * max(reserved[:6]), "buckets of earlier pushes are kept"
+    assert steps[-1]["perf/actor_train/train_tflops"] > 0
+
+
 def test_an_engine_that_is_killed_is_replaced_on_the_gpu_of_the_trainer(tmp_path: Path) -> None:
     path = write_task(
         tmp_path,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from roll.core.errors import ConfigError
 from roll.output_dir.trackers import read_records
+from roll.pipeline.rlvr import RlvrPipeline
 from tests.runs import run_local, write_task
 
 
@@ -67,6 +70,33 @@ def test_roles_that_share_a_device_take_turns_also_when_generation_is_ahead(tmp_
     )
     records = run_local(path)
     assert sum("reward/mean" in record for record in records) == 6
+
+
+def test_roles_beside_each_other_renew_their_weights_and_never_leave_the_device(
+    tmp_path: Path,
+) -> None:
+    path = stale_task(
+        tmp_path, 1, pools={"all": "0"}, actor_infer={"pool": "all", "strategy": {"kind": "hf"}}
+    )
+    moves: list[str] = []
+
+    class Watched(RlvrPipeline):
+        """Writes down what would move a role."""
+
+        def open(self) -> None:
+            super().open()
+            residents = self.runtime.colocation.residents
+            for name, resident in residents.items():
+                move = partial(moves.append, name)
+                residents[name] = replace(resident, onload=move, offload=move, onload_weights=move)
+
+    settings = ["cluster.colocate=beside", "track.verify_weights=always", "max_steps=4"]
+    records = run_local(path, settings, pipeline=Watched)
+    steps = [record for record in records if "reward/mean" in record]
+    assert len(steps) == 4
+    assert moves == []
+    # Engines write meanwhile, and each push has brought the newest weights, which it verifies.
+    assert [record["staleness/max"] for record in steps] == [0, 1, 1, 1]
 
 
 def test_a_resumed_run_trains_on_what_waited_in_the_buffer(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -31,7 +31,9 @@ from roll.config.sections.strategy import (
     DeepspeedConfig,
     HfScoreConfig,
     MegatronConfig,
+    SglangConfig,
     TrainStrategyConfig,
+    VllmConfig,
 )
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.config.step_plan import rows_together, sequences_of, trained_rows
@@ -204,33 +206,61 @@ def of_devices(
 ) -> dict[int, dict[str, int]]:
     """Return, for each device, what is on it at the worst moment: bytes by role.
 
-    On GPUs roles that share a device take turns, but what works while the policy's engines generate
-    is there with them, and a push of weights has the trainer and the engines there together.
-    Without GPUs nothing moves, so all roles are there.
+    On GPUs roles that share a device take turns, or are there beside each other, as
+    `cluster.colocate` says. Without GPUs nothing moves, so all roles are there.
     """
     found = {}
-    for device in sorted({each for role in roles for each in role.devices}):
-        own = {each.role: each.needs for each in roles if device in each.devices}
+    for device, own in on_devices(roles).items():
         if platform == "cpu":
             found[device] = {role: needs.total + needs.copied for role, needs in own.items()}
-            continue
-        together = {r: needs.total for r, needs in own.items() if r.startswith(_WITH_ENGINES)}
-        moments = [{role: needs.total} for role, needs in own.items() if role not in together]
-        moments += [together] if together else []
-        moments += _push(config, own)
-        found[device] = max(moments, key=lambda moment: sum(moment.values()))
+        else:
+            worst = in_turns if config.cluster.colocate == "turns" else beside
+            found[device] = worst(config, own)
     return found
+
+
+def on_devices(roles: list[RoleMemory]) -> dict[int, dict[str, Needs]]:
+    """Return the roles of each device, in the order of the devices, and what each needs there."""
+    devices = sorted({each for role in roles for each in role.devices})
+    return {at: {each.role: each.needs for each in roles if at in each.devices} for at in devices}
+
+
+def in_turns(config: RunConfig, own: Mapping[str, Needs]) -> dict[str, int]:
+    """Return what is on a GPU at the worst moment if its roles take turns.
+
+    What works while the policy's engines generate is there with them, and a push of weights has the
+    trainer and the engines there together.
+    """
+    together = {r: needs.total for r, needs in own.items() if r.startswith(_WITH_ENGINES)}
+    moments = [{role: needs.total} for role, needs in own.items() if role not in together]
+    moments += [together] if together else []
+    moments += _push(config, own, {role: needs.weights for role, needs in own.items()})
+    return max(moments, key=lambda moment: sum(moment.values()))
+
+
+def beside(config: RunConfig, own: Mapping[str, Needs]) -> dict[str, int]:
+    """Return what is on a GPU at the worst moment if its roles stay there beside each other. A
+    process keeps what it has needed once: PyTorch does not give it back by itself."""
+    all_there = {role: needs.total for role, needs in own.items()}
+    pushes = [{**all_there, **moment} for moment in _push(config, own, all_there)]
+    return max([all_there, *pushes], key=lambda moment: sum(moment.values()))
 
 
 _WITH_ENGINES = (Role.ACTOR_INFER, "opponents.", "judges.", "rewards.", "corpora.")
 """Beginnings of the names of what is on its devices while the policy's engines generate."""
 
 
-def _push(config: RunConfig, own: Mapping[str, Needs]) -> Iterator[dict[str, int]]:
-    """Yield what is on a device during a push, if trainer and engines share it."""
+def _push(
+    config: RunConfig, own: Mapping[str, Needs], there: Mapping[str, int]
+) -> Iterator[dict[str, int]]:
+    """Yield what trainer and engines have on a device during a push, if they share it.
+
+    Args:
+        there: what each role has on it then, if it is an engine.
+    """
     if not isinstance(config, RlvrBase) or Role.ACTOR_TRAIN not in own:
         return
-    engines = {name: own[name].weights for name in _pushed_to(config) if name in own}
+    engines = {name: there[name] for name in _pushed_to(config) if name in own}
     if engines:
         bucket = (config.weight_sync.bucket_mb or DEFAULT_BUCKET_MB) * 2**20
         trainer = own[Role.ACTOR_TRAIN].resident
@@ -256,29 +286,89 @@ def _pushed_to(config: RlvrBase) -> Collection[str]:
 
 
 def check_fit(config: RunConfig, devices: Devices) -> None:
-    """Raise ConfigError if a device cannot hold what its roles need, by more than `MAY_BE_OFF`.
+    """Raise ConfigError if a device cannot hold what its roles need, by more than `MAY_BE_OFF`, or
+    if what engines need beside other roles is not said.
 
-    Nothing is checked if its memory is not known. Roles whose models are not known here count as
-    nothing.
+    Nothing else is checked if its memory is not known. Roles whose models are not known here count
+    as nothing.
     """
+    if devices.platform == "cuda" and config.cluster.colocate == "beside":
+        check_engines_beside(config)
     if devices.memory is None:
         return
     roles, _ = of_roles(config, devices)
     wrong = []
     for place, moment in _places(config, roles, devices).items():
         need = sum(moment.values())
-        if need * (1 - MAY_BE_OFF) > devices.memory:
+        share, why = _usable(config, moment) if devices.platform == "cuda" else (1.0, "")
+        if need * (1 - MAY_BE_OFF) > share * devices.memory:
             parts = ", ".join(f"{role} {gib(size)}" for role, size in moment.items())
-            wrong.append(
-                f"{place} needs about {gib(need)} GiB ({parts}), but has {gib(devices.memory)}"
-            )
+            has = gib(share * devices.memory)
+            wrong.append(f"{place} needs about {gib(need)} GiB ({parts}), but has {has}{why}")
     if wrong:
         more = f"; so it is with {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise ConfigError(
-            f"{wrong[0]}{more}. Give the pool more devices, shard more (fsdp2, deepspeed stage 3, "
-            "megatron tp or pp), lower max_tokens_per_microbatch, or compute activations again in "
-            "the backward pass (activation_checkpointing, recompute)"
+            f"{wrong[0]}{more}. {_to_make_room(config, devices)}Give the pool more devices, shard "
+            "more (fsdp2, deepspeed stage 3, megatron tp or pp), lower max_tokens_per_microbatch, "
+            "or compute activations again in the backward pass (activation_checkpointing, "
+            "recompute)"
         )
+
+
+def _usable(config: RunConfig, names: Iterable[str]) -> tuple[float, str]:
+    """Return the share of a GPU that roles beside each other may use, and why it is not all: what
+    all processes use counts for SGLang's share. It is all if roles take turns."""
+    roles = {name: role for name, role in config.roles.items() if name in names}
+    shares = {
+        name: role.strategy.gpu_memory_utilization
+        for name, role in roles.items()
+        if isinstance(role.strategy, SglangConfig) and config.cluster.colocate == "beside"
+    }
+    if len(roles) < 2 or not shares:
+        return 1.0, ""
+    least = min(shares, key=shares.__getitem__)
+    key = f"{least}.strategy.gpu_memory_utilization"
+    return shares[least], f" ({key}={shares[least]:g}, in which SGLang counts all roles)"
+
+
+def _to_make_room(config: RunConfig, devices: Devices) -> str:
+    """Return what makes room for roles that stay beside each other; empty if they take turns."""
+    if devices.platform == "cpu" or config.cluster.colocate == "turns":
+        return ""
+    return (
+        "The roles are there beside each other: let them take turns (cluster.colocate: turns), or "
+        "give engines a smaller KV cache (kv_cache_gb, kv_cache_tokens). "
+    )
+
+
+def check_engines_beside(config: RunConfig) -> None:
+    """Raise ConfigError for settings of engines that stay on GPUs beside other roles and do not say
+    how much they take: when an engine starts anew, a share of the GPU is what others leave."""
+    places = {name: set(parse_devices(config.pools[pool])) for name, pool in _pools_of(config)}
+    wrong = []
+    for name, role in config.roles.items():
+        others = (own for other, own in places.items() if other != name)
+        if not isinstance(role, InferRole) or not any(own & places[name] for own in others):
+            continue
+        strategy, at = role.strategy, f"{name}.strategy"
+        if isinstance(strategy, VllmConfig) and strategy.kv_cache_gb is None:
+            wrong.append(f"{at}.kv_cache_gb: set it")
+        if isinstance(strategy, SglangConfig) and strategy.kv_cache_tokens is None:
+            wrong.append(f"{at}.kv_cache_tokens: set it")
+        if isinstance(strategy, VllmConfig) and strategy.sleep_level == 2:
+            wrong.append(f"{at}.sleep_level: drop it, as the engine does not sleep")
+    if wrong:
+        raise ConfigError(
+            f"{'; '.join(wrong)}. With cluster.colocate=beside an engine stays on its GPUs beside "
+            "other roles, so its KV cache needs a size: a share of the GPU would depend on what "
+            "they use when it starts"
+        )
+
+
+def _pools_of(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield the name of everything that computes with a model on a pool, and the pool."""
+    yield from config.role_pools.items()
+    yield from ((name, pool) for name, pool, _, _ in _beside_roles(config))
 
 
 def _places(

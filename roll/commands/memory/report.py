@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
-from roll.commands.memory.plan import Devices, RoleMemory, gib, of_devices, of_roles
+from roll.commands.memory.formula import Needs
+from roll.commands.memory.plan import (
+    Devices,
+    RoleMemory,
+    beside,
+    gib,
+    in_turns,
+    of_devices,
+    of_roles,
+    on_devices,
+)
 from roll.config.run import RunConfig
 
 TITLE = "estimated GiB on a device"
@@ -39,7 +49,11 @@ def table(rows: list[tuple[str, ...]]) -> Table:
 def report(config: RunConfig, devices: Devices) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return a row for each role, and lines about devices and about models that are not here."""
     roles, unknown = of_roles(config, devices)
-    lines = [*_device_lines(config, roles, devices), *_copy_lines(roles)]
+    lines = [
+        *_device_lines(config, roles, devices),
+        *_other_way_lines(config, roles, devices),
+        *_copy_lines(roles),
+    ]
     if unknown:
         lines.append(
             f"memory not estimated: no config.json of {', '.join(unknown)} on this machine (its "
@@ -77,6 +91,49 @@ def _device_lines(config: RunConfig, roles: list[RoleMemory], devices: Devices) 
         has = known + whose if known else ""
         tight = ", which may not be enough" if _exceeds(most, devices) else ""
         yield f"device {named}: at most about {gib(most)} GiB each ({parts}){has}{tight}"
+
+
+def _other_way_lines(config: RunConfig, roles: list[RoleMemory], devices: Devices) -> Iterator[str]:
+    """Yield a line for each group of GPUs that roles share: what the other value of
+    `cluster.colocate` would save or cost there."""
+    if devices.platform == "cpu":
+        return
+    together: dict[str, list[int]] = {}
+    for device, own in on_devices(roles).items():
+        turns, at_once = (sum(way(config, own).values()) for way in (in_turns, beside))
+        if turns < at_once:  # else they are there together in any case
+            said = _other_way(config, own, devices, turns=turns, at_once=at_once)
+            together.setdefault(said, []).append(device)
+    for said, numbers in together.items():
+        yield f"device {', '.join(_runs(numbers))}: {said}"
+
+
+def _other_way(
+    config: RunConfig, own: Mapping[str, Needs], devices: Devices, *, turns: int, at_once: int
+) -> str:
+    """Return what the other value of `cluster.colocate` would mean for a GPU with these roles.
+
+    Args:
+        turns: bytes on it at the worst moment if they take turns.
+        at_once: bytes if they stay beside each other.
+    """
+    # What stays while nothing runs leaves the device and comes back; a KV cache is only dropped.
+    moved = 2 * sum(needs.resident for needs in own.values())
+    moves = f"about {gib(moved)} GiB a step between the GPU and the memory of its machine"
+    if config.cluster.colocate == "beside":
+        return (
+            f"cluster.colocate: turns would need {gib(at_once - turns)} GiB less on each, and move "
+            f"{moves}"
+        )
+    caches = sum(needs.kv_cache for needs in own.values())
+    of_caches = f", {gib(caches)} of it KV caches" if caches else ""
+    fits = ""
+    if devices.memory is not None:
+        fits = ", and fit" if at_once <= devices.memory else ", which is more than it has"
+    return (
+        f"taking turns moves {moves}; cluster.colocate: beside would move nothing, but need about "
+        f"{gib(at_once)} GiB on each{of_caches}{fits}"
+    )
 
 
 def _copy_lines(roles: list[RoleMemory]) -> Iterator[str]:

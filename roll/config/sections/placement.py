@@ -123,6 +123,11 @@ class ClusterConfig(Config):
     devices_per_node: int | None = Field(default=None, ge=1)
     """Number of devices of each machine. If left out: its GPUs; without GPUs, as many slots as the
     pools name, each with an equal share of the cores."""
+    colocate: Literal["turns", "beside"] = "turns"
+    """What roles do that share devices. `turns`: those that wait leave GPUs, with weights and
+    states in the memory of the machine; so do engines that run ahead of training without GPUs.
+    `beside`: all stay, and nothing moves; the devices must hold all of them at once, and engines
+    there need a KV cache of a set size (`kv_cache_gb` of vLLM, `kv_cache_tokens` of SGLang)."""
     memory_gb: float | None = Field(default=None, gt=0)
     """Memory of each GPU in GiB, or of each machine if there are no GPUs. A run that is estimated
     to need more is refused. If left out: what this machine has; nothing is refused if the run joins

@@ -1,1 +1,1 @@
-"""What the machines of a run do: speed of passes, memory, GPUs, network and disks, as metrics."""
+"""Metrics of the machines of a run: speed of passes, memory, GPUs, network and disks."""

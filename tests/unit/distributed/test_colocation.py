@@ -116,6 +116,22 @@ def test_weights_are_dropped_only_where_new_ones_follow() -> None:
     assert moves == [*dropped, "actor_infer weights", "actor_infer off"]
 
 
+def test_beside_each_other_only_a_sender_on_the_device_of_a_receiver_gives_back() -> None:
+    freed: list[str] = []
+    for device, expected in ((0, ["freed"]), (1, [])):
+        colocation = Colocation(enabled=False, beside=True)
+        colocation.add(
+            TRAIN,
+            Resident(frozenset({0}), pytest.fail, pytest.fail, free=lambda: freed.append("freed")),
+        )
+        colocation.add(INFER, Resident(frozenset({device}), pytest.fail, pytest.fail))
+        with colocation.use(TRAIN), colocation.use(INFER):
+            assert freed == []
+        with colocation.push(TRAIN, INFER):
+            assert freed == expected
+        freed.clear()
+
+
 def test_a_push_to_an_engine_that_is_all_there_frees_the_shared_device_first() -> None:
     devices, colocation = started(actor_infer={0, 1}, actor_train={0})
     with colocation.use(INFER):

@@ -98,6 +98,33 @@ def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread
         ]
 
 
+def test_roles_that_stay_beside_each_other_never_move(loop: LoopThread) -> None:
+    launcher = LoggedLauncher()
+    config = quickstart("cluster.colocate=beside")
+    models = start_model_clusters(config, launcher, loop, "cuda", char_tokenizer())
+    colocation = models.colocation
+    assert launcher.log[:-1] == [
+        "actor_infer begins",
+        "actor_infer start?",
+        "actor_infer start!",  # it measures the GPU before others are on it
+        "actor_train begins",
+        "reference begins",
+    ]
+    launcher.log.clear()
+    for _ in range(2):
+        with colocation.use(Role.ACTOR_INFER), colocation.use(Role.REFERENCE):
+            pass
+        with colocation.renewing(Role.ACTOR_INFER), colocation.use(Role.ACTOR_TRAIN):
+            assert launcher.log == []
+        with colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
+            # The buckets of the push before would stay reserved.
+            assert launcher.log == ["actor_train free_cached"]
+        launcher.log.clear()
+    assert not colocation.shares("actor_infer/0"), "a lost engine starts without leave of others"
+    with colocation.starting("actor_infer/0"):
+        assert launcher.log == []
+
+
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(
     platform: str, loop: LoopThread
