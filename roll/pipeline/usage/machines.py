@@ -14,6 +14,7 @@ from typing import Any, Self
 from roll.core.errors import RollError
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics
 from roll.distributed.cluster import Cluster
+from roll.distributed.pending import Pending
 from roll.distributed.worker import Worker
 from roll.platform.machine import GIB
 from roll.platform.processes import rss_bytes
@@ -26,7 +27,9 @@ EVERY_S = 1.0
 REST = 19
 """Number of times as long as a look took that no other follows: it takes 5 % of a core at most."""
 ANSWER_S = 10.0
-"""Longest wait for the workers of a cluster, in seconds."""
+"""Longest wait of a look for all workers, in seconds."""
+SLICE_S = 0.2
+"""Time after which a wait looks whether the watch has ended, in seconds."""
 
 Place = tuple[str, str]
 """Name of a metric, and the machine, GPU or worker that the number is of."""
@@ -128,16 +131,29 @@ class Machines:
         self._before = machines
 
     def _asked(self) -> Iterator[tuple[str, list[WorkerUse]]]:
-        """Ask all workers at once; yield the answers of each cluster."""
+        """Ask all workers at once; yield the answers of each cluster that come in time."""
         asked = {}
+        deadline = time.monotonic() + ANSWER_S
         for role, cluster in self._clusters().items():
-            if not cluster.lost:
+            if not cluster.lost and not self._ended.is_set():
                 asked[role] = cluster.beside(Worker.usage)
         for role, answer in asked.items():
             try:
-                yield role, answer.result(ANSWER_S)
-            except RollError:  # lost just now, or hangs: others tell that
+                if self._comes(answer, deadline):
+                    yield role, answer.result()
+            except RollError:  # lost just now: others tell that
                 continue
+
+    def _comes(self, answer: Pending[list[WorkerUse]], deadline: float) -> bool:
+        """Wait for an answer until the deadline or the end of the watch; return whether it came.
+
+        Raises:
+            RollError: a worker of the cluster is lost.
+        """
+        while not answer.poll(SLICE_S):
+            if self._ended.is_set() or time.monotonic() > deadline:
+                return False
+        return True
 
 
 def _of_process(role: str, gpus: list[GpuUse]) -> Iterator[tuple[Place, Metric]]:

@@ -54,6 +54,24 @@ BEGIN = MachineUse(
 GPU = GpuUse("a", 0, "NVIDIA H200", 0.5, 30 * GIB, 140 * GIB, 10 * GIB, 12 * GIB, 20 * GIB)
 
 
+class Unanswered:
+    """The answer of workers that hang, and the cluster that they are of."""
+
+    role = Role.ENVIRONMENT
+    lost: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+
+    def beside(self, method: object) -> Unanswered:
+        return self
+
+    def poll(self, timeout_s: float) -> bool:
+        self.waits.set()
+        time.sleep(timeout_s)
+        return False
+
+
 class Scripted(Worker):
     """Says what it uses and has done from lists: the next item at each question."""
 
@@ -252,6 +270,18 @@ def test_a_watch_looks_by_itself_and_a_step_does_not_wait(
             time.sleep(0.05)
         assert "machine/cpu_share" in machines.take()
     assert not any(t.name == "roll-machines" for t in threading.enumerate())
+
+
+def test_a_worker_that_hangs_holds_up_no_step_and_no_end(tmp_path: Path) -> None:
+    hangs: Any = Unanswered()
+    machines = Machines(lambda: {"environments.a": hangs}, tmp_path)
+    with machines:
+        assert hangs.waits.wait(20)
+        begun_s = time.perf_counter()
+    assert time.perf_counter() - begun_s < 5
+    found = machines.take().values_by_name()
+    assert found["machine/memory_total_gb"] > 0
+    assert "memory/environments.a/gb_max" not in found
 
 
 def work(flops: int | None, seconds: float, device: str | None = "NVIDIA H200") -> Work:
