@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,15 +81,19 @@ def test_roles_beside_each_other_renew_their_weights_and_never_leave_the_device(
     )
     moves: list[str] = []
 
+    def noted(name: str, move: Callable[[], object]) -> None:
+        moves.append(name)
+        move()
+
     class Watched(RlvrPipeline):
-        """Writes down what would move a role."""
+        """Writes down what moves a role."""
 
         def open(self) -> None:
             super().open()
             residents = self.runtime.colocation.residents
-            for name, resident in residents.items():
-                move = partial(moves.append, name)
-                residents[name] = replace(resident, onload=move, offload=move, onload_weights=move)
+            for name, own in residents.items():
+                onload, offload = (partial(noted, name, m) for m in (own.onload, own.offload))
+                residents[name] = replace(own, onload=onload, offload=offload)
 
     settings = ["cluster.colocate=beside", "track.verify_weights=always", "max_steps=4"]
     records = run_local(path, settings, pipeline=Watched)
