@@ -117,11 +117,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         yield from _attention(config, name, role)
         yield from _compiled(config, name, role)
         if isinstance(strategy, Fsdp2Config):
-            sizes = [
-                (strategy.ulysses * strategy.tp, "ulysses * tp"),
-                (strategy.replicas * strategy.tp, "replicas * tp"),
-            ]
-            yield from _indivisible_size_problems(config, name, sizes)
+            yield from _indivisible_size_problems(config, name, strategy.sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
         if role.packing and strategy.cp > 1:
@@ -209,6 +205,11 @@ def _compiled(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> It
         yield (
             f"{where}.compile: {name}.strategy.tp gives each rank a part of every matrix of a "
             "layer, and such layers are not compiled; leave compile out, or use ulysses"
+        )
+    if isinstance(strategy, Fsdp2Config) and strategy.ep > 1:
+        yield (
+            f"{where}.compile: with {name}.strategy.ep ranks exchange tokens inside of a layer, and "
+            "such layers are not compiled; leave one of them out"
         )
 
 

@@ -38,6 +38,9 @@ class Fsdp2Config(Config):
     tp: int = Field(default=1, ge=1)
     """Number of ranks that share each matrix of attention and MLP, and each row (tensor
     parallelism)."""
+    ep: int = Field(default=1, ge=1)
+    """Number of ranks that share the experts of a layer (expert parallelism): they send tokens to
+    the ranks that have their experts, so less is gathered. Each rank has rows of its own."""
     replicas: int = Field(default=1, ge=1)
     """Number of copies of the model, each sharded over a part of the ranks (HSDP). Parameters are
     gathered within a copy, for example on one node; gradients are summed over all ranks."""
@@ -46,6 +49,25 @@ class Fsdp2Config(Config):
     def ranks_per_part(self) -> int:
         """Number of devices that get the same part of a batch."""
         return self.ulysses * self.tp
+
+    @property
+    def sizes(self) -> list[tuple[int, str]]:
+        """Numbers that must divide that of the ranks, with their formulas for messages."""
+        found = [
+            (self.ulysses * self.tp, "ulysses * tp"),
+            (self.replicas * self.tp, "replicas * tp"),
+        ]
+        return [*found, (self.replicas * self.ep, "replicas * ep")] if self.ep > 1 else found
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        """Refuse `ep` together with `tp`."""
+        if self.ep > 1 and self.tp > 1:
+            raise ValueError(
+                f"ep is {self.ep} and tp is {self.tp}: fsdp2 cuts no layer that has experts by tp; "
+                "leave one of them out, or use kind: megatron, which does both"
+            )
+        return self
 
 
 class DeepspeedConfig(Config):

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from roll.core.errors import WeightSyncError
 from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
-from roll.strategy.fsdp2.mesh import TP
+from roll.strategy.fsdp2.expert_parallel import exchanged
+from roll.strategy.fsdp2.mesh import EP, TP
 from roll.strategy.tensor_names import push_tensors
 from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
@@ -35,7 +36,8 @@ def manifest(
     Reads no values and is not collective. A rank sends the rows that FSDP2 gave it. If there are
     several copies of the model, only the first copy sends. Rank 0 sends tensors that are not
     sharded. Tensors cut by tensor parallelism are gathered, as ranks do not hold contiguous rows of
-    them; each rank then sends an equal part.
+    them; each rank then sends an equal part. Experts that ranks share change places first, as the
+    ranks do not hold them in the order of the ranks.
 
     Args:
         saved: how the checkpoint holds the model. None: describe only the LoRA factors of the
@@ -50,8 +52,8 @@ def local_parts(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and this rank's part of each tensor, in the model's dtype, adapter added.
 
-    Collective if the model has an adapter or tensor parallel ranks, or if some checkpoint tensor is
-    not a contiguous range of a tensor of the model.
+    Collective if the model has an adapter or tensor or expert parallel ranks, or if some checkpoint
+    tensor is not a contiguous range of a tensor of the model.
 
     Args:
         saved: as for `manifest`.
@@ -96,14 +98,18 @@ def _cuts(value: Tensor) -> tuple[int, ...]:
     world = dist.get_world_size()
     if not isinstance(value, DTensor):
         return (0, *[value.numel()] * world)
-    sharers = world if _is_cut(value) else value.device_mesh.size(-1)
+    mesh, axis = value.device_mesh, _axis(value)
+    sharers = world if axis == TP else mesh.size(-1)
+    if axis == EP:
+        sharers *= mesh.size(-2)
     first = even_cuts(value.shape[0], value.shape[1:].numel(), sharers)
     return first + (value.numel(),) * (world - sharers)
 
 
-def _is_cut(value: DTensor) -> bool:
-    """Return whether tensor parallelism has cut the tensor."""
-    return TP in (value.device_mesh.mesh_dim_names or ())
+def _axis(value: DTensor) -> str | None:
+    """Return the axis of ranks that has cut the tensor before FSDP; None if there is none."""
+    names = value.device_mesh.mesh_dim_names or ()
+    return next((axis for axis in (TP, EP) if axis in names), None)
 
 
 def _with_adapter(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
@@ -116,7 +122,9 @@ def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
     tensor = _with_adapter(adapted, name, value)
     if not isinstance(tensor, DTensor):
         return tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
-    if _is_cut(tensor):
+    if _axis(tensor) == EP:
+        return _in_order(tensor)
+    if _axis(tensor) == TP:
         cuts, rank = _cuts(tensor), dist.get_rank()
         # A copy, so that the memory of the full tensor is freed.
         return whole(tensor.detach()).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
@@ -127,6 +135,35 @@ def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
         )
     local = _local(tensor)
     return local if dist.get_rank() < tensor.device_mesh.size(-1) else local[:0]
+
+
+def _in_order(experts: DTensor) -> Tensor:
+    """Return this rank's elements of the experts of a layer, in the order of the ranks. Collective.
+
+    Ranks that share experts are neighbours, while neighbouring experts are on ranks far apart.
+    """
+    mesh, cuts = experts.device_mesh, _cuts(experts)
+    row, parts = experts.shape[1:].numel(), mesh.size(-1)
+    number = experts.shape[0] // parts
+    inner = even_cuts(number, row, mesh.size(-2))
+    held = [
+        (number * row * part + inner[shard], number * row * part + inner[shard + 1])
+        for shard in range(mesh.size(-2))
+        for part in range(parts)
+    ]
+    held += [(0, 0)] * (dist.get_world_size() - len(held))  # later copies send nothing
+
+    def common(holder: int, taker: int) -> tuple[int, int]:
+        (first, end), low, high = held[holder], cuts[taker], cuts[taker + 1]
+        return max(first, low), max(min(end, high), max(first, low))
+
+    me, ranks = dist.get_rank(), range(dist.get_world_size())
+    sent = [end - first for first, end in (common(me, taker) for taker in ranks)]
+    received = [common(holder, me) for holder in ranks]
+    local = _local(experts).reshape(-1)[: sum(sent)]
+    found = exchanged(local, sent, [end - first for first, end in received])
+    pieces = zip(received, found.split([end - first for first, end in received]), strict=True)
+    return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])])
 
 
 @torch.no_grad()
@@ -143,11 +180,11 @@ def whole(tensor: Tensor) -> Tensor:
     """Gather the full tensor. Collective if the tensor is sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if _is_cut(tensor):
-        # Gather the FSDP shards first, as they subdivide the parts of the tensor parallel ranks.
+    if _axis(tensor) is not None:
+        # Gather the FSDP shards first, as they subdivide the parts of the other axis.
         # In one step DTensor would choose the order of the two axes, with a warning.
-        *shards, of_tp = tensor.placements
-        tensor = tensor.redistribute(placements=[*[Replicate()] * len(shards), of_tp])
+        *shards, of_axis = tensor.placements
+        tensor = tensor.redistribute(placements=[*[Replicate()] * len(shards), of_axis])
     return tensor.full_tensor()
 
 

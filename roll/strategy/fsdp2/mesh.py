@@ -1,7 +1,7 @@
 """Device meshes and process groups of an FSDP2 layout.
 
 The axes of the ranks are, from the slowest to the fastest: copies of the model, shards, tensor
-parallel ranks. The ranks that share rows are consecutive too; among them the axes are: slices of
+parallel or expert parallel ranks. The ranks that share rows are consecutive too; among them the axes are: slices of
 sequence parallelism, tensor parallel ranks.
 """
 
@@ -17,7 +17,7 @@ from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
 from roll.strategy.training.sequence_shards import SequenceShards
 
-COPIES, SHARD, TP = "copies", "shard", "tp"
+COPIES, SHARD, TP, EP = "copies", "shard", "tp", "ep"
 """Names of the axes of the meshes."""
 
 
@@ -27,13 +27,16 @@ class Meshes:
 
     info: RankInfo
     shard: DeviceMesh
-    """Mesh `[shard]` or `[copies, shard]` of the parameters that tensor parallelism does not cut.
-    All ranks are in this mesh."""
+    """Mesh `[shard]` or `[copies, shard]` of the parameters that neither tensor parallelism nor
+    expert parallelism cuts. All ranks are in this mesh."""
     shard_cut: DeviceMesh
-    """Mesh, with the axes of `shard`, of the parameters that tensor parallelism cuts. The ranks in
-    this mesh share one tensor parallel part."""
+    """Mesh, with the axes of `shard`, of the parameters that are cut. The ranks in this mesh have
+    the same part of matrices, or the same experts."""
     tp: DeviceMesh | None
     """Mesh `[tp]` of the ranks that share matrices; None without tensor parallelism."""
+    ep: DeviceMesh | None
+    """Mesh `[ep]` of the ranks that share experts; None without expert parallelism, which does not
+    go with tensor parallelism."""
     shards: SequenceShards | None
     """Ranks that share rows; None where each has its own."""
 
@@ -44,9 +47,8 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
     Raises:
         ConfigError: the number of ranks is not divisible by the sizes in the config.
     """
-    world, tp, replicas = spec.world_size, config.tp, config.replicas
-    sharers = config.ranks_per_part
-    for size, what in ((sharers, "ulysses * tp"), (replicas * tp, "replicas * tp")):
+    world, replicas, sharers = spec.world_size, config.replicas, config.ranks_per_part
+    for size, what in config.sizes:
         if world % size:
             raise ConfigError(
                 f"kind: fsdp2: {what} = {size} does not divide the {world} ranks; give the pool a "
@@ -54,10 +56,11 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
             )
     copies = {COPIES: replicas} if replicas > 1 else {}
     shard = _mesh(device, **copies, **{SHARD: world // replicas})
-    shard_cut, tp_mesh = shard, None
-    if tp > 1:
-        cut = _mesh(device, **copies, **{SHARD: world // replicas // tp, TP: tp})
-        shard_cut, tp_mesh = cut[(*copies, SHARD)], cut[TP]
+    shard_cut, cutting = shard, dict[str, DeviceMesh]()
+    for axis, size in ((TP, config.tp), (EP, config.ep)):
+        if size > 1:
+            cut = _mesh(device, **copies, **{SHARD: world // replicas // size, axis: size})
+            shard_cut, cutting[axis] = cut[(*copies, SHARD)], cut[axis]
     return Meshes(
         info=RankInfo(
             rank=spec.rank,
@@ -67,7 +70,8 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
         ),
         shard=shard,
         shard_cut=shard_cut,
-        tp=tp_mesh,
+        tp=cutting.get(TP),
+        ep=cutting.get(EP),
         shards=_shards(config, world // sharers, device),
     )
 

@@ -21,7 +21,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.models.deferred.tensor import move
 from roll.models.trained import select_trained
-from roll.strategy.fsdp2 import tensor_parallel
+from roll.strategy.fsdp2 import expert_parallel, tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
 from roll.strategy.training.heads import Head
 from roll.strategy.training.token_model import TokenModel
@@ -84,8 +84,11 @@ def _shard(
     fully = partial(fully_shard, mp_policy=mixed, offload_policy=offload)
     reshard = config.reshard_after_forward
     plan = {} if meshes.tp is None else tensor_parallel.plan(whole.model, meshes.tp.size())
-    # Inputs of some modules must keep their dtype: outputs of teachers, which the root gets, and
-    # the cosines of a vision tower, which are float32 in every dtype of the model.
+    if meshes.ep is not None:
+        expert_parallel.check(whole.model, meshes.ep.size())
+    # Inputs of some modules must keep their dtype: outputs of teachers, which the root gets, the
+    # cosines of a vision tower, which are float32 in every dtype of the model, and weights of
+    # experts, which are float32 in some models.
     as_it_is = replace(mixed, cast_forward_inputs=False)
     seeing = set() if whole.tower is None else set(whole.tower.module.modules())
     for layer in _layers(whole.model):
@@ -101,6 +104,15 @@ def _shard(
                 # These modules are small, so they stay gathered until the backward pass.
                 fully(module, mesh=meshes.shard, reshard_after_forward=False)
             mesh = meshes.shard_cut
+        if meshes.ep is not None:
+            for experts in expert_parallel.fused(layer):
+                expert_parallel.cut(experts, meshes.ep)
+                fully(
+                    experts,
+                    mesh=meshes.shard_cut,
+                    reshard_after_forward=reshard,
+                    mp_policy=as_it_is,
+                )
         fully(layer, mesh=mesh, reshard_after_forward=reshard)
     # The backward pass starts with the root (embeddings, last norm, head), so the root stays
     # gathered.
