@@ -47,11 +47,11 @@ def tiny_qwen3(*, tied: bool = True, layers: int = 2, hidden: int = 64) -> Qwen3
     return Qwen3ForCausalLM(Qwen3Config(**_sizes(tied, layers, hidden))).eval()
 
 
-def tiny_qwen3_moe(*, tied: bool = True, layers: int = 2) -> Qwen3MoeForCausalLM:
-    """Four experts a layer, two for each token."""
+def tiny_qwen3_moe(*, tied: bool = True, layers: int = 2, number: int = 4) -> Qwen3MoeForCausalLM:
+    """Some experts a layer, two for each token."""
     config = Qwen3MoeConfig(
         **_sizes(tied, layers, hidden=64),
-        num_experts=4,
+        num_experts=number,
         num_experts_per_tok=2,
         moe_intermediate_size=48,  # vLLM pads it on CPUs
         norm_topk_prob=True,
@@ -77,10 +77,14 @@ def _sizes(tied: bool, layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
-def save_tiny_model(path: Path, *, seed: int = 0, tied: bool = True, experts: bool = False) -> Path:
-    """A Hugging Face folder with weights and tokenizer."""
+def save_tiny_model(
+    path: Path, *, seed: int = 0, tied: bool = True, experts: bool = False, number: int = 4
+) -> Path:
+    """A Hugging Face folder with weights and tokenizer; `number` experts, if it has them."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = (tiny_qwen3_moe if experts else tiny_qwen3)(tied=tied)
+    model: PreTrainedModel = (
+        tiny_qwen3_moe(tied=tied, number=number) if experts else tiny_qwen3(tied=tied)
+    )
     model.save_pretrained(path)
     char_tokenizer().save_pretrained(path)
     return path

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roll.commands.checks.experts import shared_experts
 from roll.commands.checks.homes import check_homes
 from roll.commands.checks.import_paths import Call, check_import_path
 from roll.commands.checks.output_folder import check_output_folder, check_resume
@@ -84,6 +85,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_weights, key, model.path), True) for key, model in config.models.items()),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
         *((check, False) for check in _check_shared_rows(config)),
+        *((check, False) for check in shared_experts(config, _config_of)),
         (partial(_check_long_rows, config), False),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
@@ -200,7 +202,7 @@ def _check_long_rows(config: RunConfig) -> None:
     if not isinstance(config, RlvrBase):
         return
     model, longest = config.train_model, config.max_sequence_tokens
-    values = _read_config(Path(model.path).expanduser() / "config.json")
+    values = _config_of(model)
     # transformers keeps what is given under the older key under the newer one.
     newer = {"rope_scaling": "rope_parameters"}
     overrides = {newer.get(key, key): value for key, value in model.overrides.items()}
@@ -222,7 +224,7 @@ def _check_rows_of(name: str, strategy: MegatronConfig, model: ModelConfig, pack
         from mcore_adapter.models.shared_rows import why_not_packed, why_not_shared
     except ImportError:
         return  # `check_engine` tells it
-    found = _read_config(Path(model.path).expanduser() / "config.json")
+    found = _config_of(model)
     try:
         if found and (why := why_not_shared(found, strategy.cp, strategy.tp)):
             raise ConfigError(f"{name}.strategy: {why}")
@@ -374,25 +376,26 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         return
     if address_to_join(config.cluster, environ) is not None or this_machine().gpus:
         return
-    model = _read_config(Path(config.train_model.path).expanduser() / "config.json")
+    model = _config_of(config.train_model)
     if model is None:
         return
     dtype = config.actor_infer.dtype or config.train_model.dtype
     check_model(config.actor_infer.strategy, model, dtype)
 
 
-def _read_config(file: Path) -> dict[str, Any] | None:
+def _config_of(model: ModelConfig) -> dict[str, Any] | None:
     """Return the config of a model; None: it is not on this machine.
 
     Raises:
         ConfigError: it is not a JSON object.
     """
+    file = Path(model.path).expanduser() / "config.json"
     if not file.is_file():
         return None
     try:
-        model = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
-    if not isinstance(model, dict):
-        raise ConfigError(f"{file}: expected a JSON object, found {type(model).__name__}")
-    return model
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected a JSON object, found {type(found).__name__}")
+    return found

@@ -105,6 +105,13 @@ TRAIN_BACKENDS = [
         adapters=False,
     ),
     TrainBackend("fsdp2-hsdp", Fsdp2Config, ("reshard_after_forward",), {"replicas": 2}),
+    TrainBackend(
+        "fsdp2-ep2",
+        Fsdp2Config,
+        ("activation_checkpointing", "cpu_offload", "reshard_after_forward"),
+        {"ep": 2},
+        experts=True,
+    ),
     *(
         TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)
         for name, options, settings in (
@@ -176,5 +183,6 @@ SCORE_BACKENDS = {
     "megatron": ScoreBackend(MegatronConfig),
     "megatron-cp2": ScoreBackend(MegatronConfig, {"cp": 2}),
     "hf-experts": ScoreBackend(HfScoreConfig, experts=True),
+    "fsdp2-ep2": ScoreBackend(Fsdp2Config, {"ep": 2}, experts=True),
     "megatron-ep2": ScoreBackend(MegatronConfig, {"ep": 2}, experts=True),
 }

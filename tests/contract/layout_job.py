@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen3ForSequenceClassification,
     Qwen3ForTokenClassification,
+    Qwen3MoeForTokenClassification,
 )
 
 from roll.algorithms.loss_interface import ScoreTerms, TermsLoss, TokenLoss
@@ -32,6 +34,8 @@ from tests.contract.critic_job import critic_batch, squared_error
 from tests.contract.train_job import SMALL_BUDGET, EntropyBonusLoss, exported, rows_of, train_batch
 from tests.tiny import char_tokenizer, save_tiny_model, tiny_qwen3
 
+EXPERTS = 6
+"""Two expert parallel ranks have three of them each, which no two ranks share evenly."""
 POLICY, POLICY_LOSS = PolicyHead(0.7, 16), EntropyBonusLoss()
 Options = Mapping[str, Any]
 LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
@@ -60,6 +64,11 @@ CASES = {
     "scores, packed": Case("scorer", packing=True, head=ScoreHead(), loss=squared_score),
     "biased, packed": Case("biased", packing=True),
     "adapter": Case("dense", packing=True, lora=LORA),
+    "experts": Case("experts"),
+    "experts, packed": Case("experts", packing=True),
+    "experts, critic": Case(
+        "experts critic", head=ValueHead(), loss=squared_error, batch=critic_batch
+    ),
 }
 
 
@@ -90,7 +99,10 @@ def save_models(folder: Path) -> None:
     config.num_labels = 1
     Qwen3ForTokenClassification(config).save_pretrained(folder / "critic")
     Qwen3ForSequenceClassification(config).save_pretrained(folder / "scorer")
-    for name in ("window", "biased", "critic", "scorer"):
+    save_tiny_model(folder / "experts", experts=True, tied=False, number=EXPERTS)
+    config = AutoConfig.from_pretrained(folder / "experts", num_labels=1)
+    Qwen3MoeForTokenClassification(config).save_pretrained(folder / "experts critic")
+    for name in ("window", "biased", "critic", "scorer", "experts critic"):
         char_tokenizer().save_pretrained(folder / name)
 
 

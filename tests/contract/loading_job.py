@@ -48,6 +48,7 @@ def cases(ranks: int) -> dict[str, tuple[str, bool, Any]]:
     }
     if ranks == 2:
         found["fsdp2, fused experts"] = (EXPERTS, False, Fsdp2Config())
+        found["fsdp2, ep"] = (EXPERTS, False, Fsdp2Config(ep=2))
         found["zero3, fused experts"] = (EXPERTS, False, zero3)
     return found
 

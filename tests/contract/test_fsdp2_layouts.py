@@ -17,18 +17,26 @@ from tests.contract.train_job import gradient, leaders, relative_distance
 ALL = tuple(CASES)
 CUT = ("packed", "critic", "scores, packed", "biased, packed")
 """Those that tensor parallel ranks can share."""
+EXPERTS = ("experts", "experts, packed", "experts, critic")
 Layouts = dict[str, tuple[dict[str, Any], tuple[str, ...]]]
 ALONE = ""
 LAYOUTS: dict[int, Layouts] = {
     # ranks: options and cases
     1: {ALONE: ({}, ALL)},
-    2: {"ulysses 2": ({"ulysses": 2}, ALL), "tp 2": ({"tp": 2}, CUT)},
+    2: {
+        "ulysses 2": ({"ulysses": 2}, ALL),
+        "tp 2": ({"tp": 2}, CUT),
+        "ep 2": ({"ep": 2}, EXPERTS),
+    },
     4: {
         "ulysses 4": ({"ulysses": 4}, ("window, packed",)),
         "ulysses 2, replicas 2": ({"ulysses": 2, "replicas": 2}, ("window", "window, packed")),
         "tp 2": ({"tp": 2}, ("biased, packed", "critic")),
         "tp 2, ulysses 2": ({"tp": 2, "ulysses": 2}, ("biased, packed", "critic")),
         "tp 2, replicas 2": ({"tp": 2, "replicas": 2}, ("biased, packed",)),
+        "ep 2": ({"ep": 2}, EXPERTS),
+        "ep 2, ulysses 2": ({"ep": 2, "ulysses": 2}, ("experts, packed",)),
+        "ep 2, replicas 2": ({"ep": 2, "replicas": 2}, ("experts, packed",)),
     },
 }
 RUNS = [

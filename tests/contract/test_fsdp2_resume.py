@@ -27,31 +27,43 @@ from tests.contract.train_job import (
     train_batch,
 )
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    # ranks and sizes
-    "one": (1, {}),
-    "dp 2": (2, {}),
-    "ulysses 2": (2, {"ulysses": 2}),
-    "replicas 2": (2, {"replicas": 2}),
-    "tp 2": (2, {"tp": 2}),
-    "tp 2, dp 2": (4, {"tp": 2}),
+LAYOUTS: dict[str, tuple[int, dict[str, Any], str]] = {
+    # ranks, sizes and model
+    "one": (1, {}, "biased"),
+    "dp 2": (2, {}, "biased"),
+    "ulysses 2": (2, {"ulysses": 2}, "biased"),
+    "replicas 2": (2, {"replicas": 2}, "biased"),
+    "tp 2": (2, {"tp": 2}, "biased"),
+    "tp 2, dp 2": (4, {"tp": 2}, "biased"),
+    "experts, one": (1, {}, "experts"),
+    "experts, dp 2": (2, {}, "experts"),
+    "experts, ep 2": (2, {"ep": 2}, "experts"),
+    "experts, ep 2, dp 2": (4, {"ep": 2}, "experts"),
 }
-PAIRS = [
-    (writer, reader)
-    for writer in LAYOUTS
-    for reader in LAYOUTS
-    if (writer, reader) != ("one", "tp 2, dp 2")  # four ranks come before one
-]
+
+
+def read_by(reader: str) -> list[str]:
+    """Layouts of the same model that are written before it reads."""
+    ranks, _, model = LAYOUTS[reader]
+    return [
+        writer
+        for writer, (before, _, written) in LAYOUTS.items()
+        if written == model and (before, ranks) != (1, 4)  # four ranks come before one
+    ]
+
+
+PAIRS = [(writer, reader) for reader in LAYOUTS for writer in read_by(reader)]
 
 
 def strategy_of(layout: str, spec: WorkerSpec, folder: Path) -> TrainStrategy[Any]:
-    backend = TrainBackend("", Fsdp2Config, (), settings=LAYOUTS[layout][1])
-    model = ModelConfig(path=str(folder / "biased"))
+    _, sizes, name = LAYOUTS[layout]
+    backend = TrainBackend("", Fsdp2Config, (), settings=sizes)
+    model = ModelConfig(path=str(folder / name))
     return backend.build(spec, model, optimizer=ADAM, total_steps=6)
 
 
 def of_ranks(ranks: int) -> list[str]:
-    return [name for name, (size, _) in LAYOUTS.items() if size == ranks]
+    return [name for name, (size, _, _) in LAYOUTS.items() if size == ranks]
 
 
 def write(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
@@ -71,7 +83,7 @@ def read(spec: WorkerSpec, folder: Path) -> dict[tuple[str, str], Any]:
     results = {}
     for layout in of_ranks(spec.world_size):
         strategy = strategy_of(layout, spec, folder.parent)
-        for writer in (name for name in LAYOUTS if (folder.parent / name).exists()):
+        for writer in read_by(layout):
             strategy.load(folder.parent / writer)
             results[writer, layout] = _update(strategy)
     return results

@@ -39,6 +39,7 @@ FAMILIES = {
     "fsdp2": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "fsdp2-ulysses2": ("qwen2_5_vl", "qwen3_vl"),
     "fsdp2-tp2": ("qwen2_vl", "qwen2_5_vl"),  # transformers has no table for the others
+    "fsdp2-ep2": ("qwen3_vl_moe",),
     "deepspeed-zero2": ("qwen2_5_vl", "qwen3_vl"),
     "deepspeed-zero3": ("qwen2_5_vl", "qwen3_vl"),
     "megatron-dp2": ("qwen2_vl", "qwen3_vl"),

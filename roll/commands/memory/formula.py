@@ -88,7 +88,7 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
-            gathered = b * _gathered(sizes, strategy, shards)
+            gathered = b * _gathered(sizes, strategy, shards) + _exchanged(sizes, strategy, passes)
             weights = 0 if strategy.cpu_offload else whole // shards
             return Needs(weights, activations=working // sharers, buffers=logits + gathered)
         case DeepspeedConfig():
@@ -230,7 +230,7 @@ def _fsdp2(
     trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
-    gathered = b * _gathered(sizes, strategy, shards)
+    gathered = b * _gathered(sizes, strategy, shards) + _exchanged(sizes, strategy, passes)
     kept_for = activations(
         sizes,
         passes.tokens // strategy.ranks_per_part,
@@ -254,11 +254,21 @@ def _gathered(sizes: ModelSizes, strategy: Fsdp2Config, shards: int) -> int:
     """Return the elements of the parameters that are gathered at once. A rank that shares them with
     no other copies them, too, but no layer before its turn.
 
-    Layers are cut by `tp` before they are sharded; embedding, head and last norm are not.
+    Layers are cut by `tp`, and their experts by `ep`, before they are sharded; embedding, head and
+    last norm are not.
     """
-    at_once = (2 if shards > 1 else 1) * sizes.layer
-    layers = at_once if strategy.reshard_after_forward else sizes.total - sizes.root
+    layer = sizes.layer - sizes.layer_experts * (strategy.ep - 1) // strategy.ep
+    layers = sizes.total - sizes.root - sizes.experts * (strategy.ep - 1) // strategy.ep
+    if strategy.reshard_after_forward:
+        layers = (2 if shards > 1 else 1) * layer
     return sizes.root + layers // strategy.tp
+
+
+def _exchanged(sizes: ModelSizes, strategy: Fsdp2Config, passes: Passes) -> int:
+    """Return the bytes of the tokens of a layer on the way to their experts, of which as many come
+    as go if the router spreads them evenly."""
+    tokens = passes.tokens // strategy.ranks_per_part
+    return 2 * passes.width * tokens * sizes.choices * sizes.hidden if strategy.ep > 1 else 0
 
 
 def _deepspeed(

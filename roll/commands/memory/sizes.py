@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from roll.commands.checks.experts import NUMBER_OF_EXPERTS
 from roll.commands.memory.weight_files import INDEX, SINGLE, read_header
 from roll.config.errors import ConfigError
 from roll.config.frozen import frozen_names
@@ -45,6 +46,11 @@ class ModelSizes:
     latent: int = 0
     """Elements that an engine caches of a token in a layer of latent attention, in place of keys
     and values; 0: it is not latent."""
+    layer_experts: int = 0
+    """Elements of the routed experts of a layer, which are part of `layer`; 0 if the largest layer
+    has none."""
+    choices: int = 1
+    """Number of routed experts that a token is given to."""
     quantised_bytes: int | None = None
     """Bytes of all weights in files that are quantised; None: they are not."""
 
@@ -143,7 +149,7 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
     heads = int(told["num_attention_heads"])
     queries, keys, attention = _attention(told, hidden, heads)
     dense = 3 * hidden * int(told.get("intermediate_size") or 0)
-    number = next((int(told[key]) for key in _NUMBER_OF_EXPERTS if told.get(key)), 0)
+    number = next((int(told[key]) for key in NUMBER_OF_EXPERTS if told.get(key)), 0)
     width, shared, sparse_layers = 0, 0, 0
     if number:
         width = int(told.get("moe_intermediate_size") or told["intermediate_size"])
@@ -151,15 +157,17 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
         shared += width * int(told.get("n_shared_experts") or 0)
         sparse_layers = sum(_is_sparse(told, layer) for layer in range(layers))
     sparse = 3 * hidden * (number * width + shared) + number * hidden
-    active = width * int(told.get("num_experts_per_tok") or 1) + shared
+    choices = int(told.get("num_experts_per_tok") or 1)
+    active = width * choices + shared
     outer = attention + 2 * hidden
     tied = bool(told.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     head = vocab * hidden
     root = head * (1 if tied else 2) + hidden
+    of_layer = 3 * hidden * number * width
     body = layers * outer + sparse_layers * sparse + (layers - sparse_layers) * dense
     return ModelSizes(
         total=root + body,
-        experts=sparse_layers * number * 3 * hidden * width,
+        experts=sparse_layers * of_layer,
         layer=outer + max(sparse, 0 if sparse_layers == layers else dense),
         root=root,
         head=head,
@@ -172,6 +180,8 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
         vocab=vocab,
         head_norms=str(told.get("model_type", "")).startswith("qwen3"),
         latent=_latent(told),
+        layer_experts=of_layer if sparse_layers == layers or sparse > dense else 0,
+        choices=choices,
     )
 
 
@@ -182,9 +192,6 @@ def _is_sparse(told: Mapping[str, Any], layer: int) -> bool:
         and layer not in (told.get("mlp_only_layers") or ())
         and (layer + 1) % int(told.get("decoder_sparse_step") or 1) == 0
     )
-
-
-_NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _attention(told: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int, int]:

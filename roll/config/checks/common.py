@@ -208,8 +208,8 @@ def _compiled(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> It
         )
     if isinstance(strategy, Fsdp2Config) and strategy.ep > 1:
         yield (
-            f"{where}.compile: with {name}.strategy.ep ranks exchange tokens inside of a layer, and "
-            "such layers are not compiled; leave one of them out"
+            f"{where}.compile: with {name}.strategy.ep ranks exchange tokens inside of a layer, "
+            "and such layers are not compiled; leave one of the two out"
         )
 
 

@@ -123,8 +123,13 @@ def _fsdp2(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
     reduce = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
     if trains:
         job.choose(f"{config}.reduce_dtype", f"{out}.reduce_dtype", reduce)
-    for name in ("ep_size", "efsdp_size"):
-        job.why(f"{config}.{name}", "fsdp2 shards experts like all other weights")
+    key = f"{config}.ep_size"
+    size = job.keys.whole(key)
+    if size is not None and size >= 1 and devices % size == 0:
+        job.put(f"{out}.ep", size, key)
+    else:
+        job.why(key, f"does not divide the {devices} devices")
+    job.why(f"{config}.efsdp_size", "follows from `ep` and the devices")
     job.why(f"{config}.param_dtype", "see `dtype` of the model")
 
 

@@ -1,8 +1,8 @@
 """Device meshes and process groups of an FSDP2 layout.
 
 The axes of the ranks are, from the slowest to the fastest: copies of the model, shards, tensor
-parallel or expert parallel ranks. The ranks that share rows are consecutive too; among them the axes are: slices of
-sequence parallelism, tensor parallel ranks.
+parallel or expert parallel ranks. The ranks that share rows are consecutive too; among them the
+axes are: slices of sequence parallelism, tensor parallel ranks.
 """
 
 from __future__ import annotations
