@@ -100,9 +100,9 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
 def _fsdp2(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
     """Write the settings of FSDP2."""
     config = f"{role}.strategy_args.strategy_config"
-    size = job.keys.whole(f"{config}.fsdp_size")
+    size, shards = job.keys.whole(f"{config}.fsdp_size"), devices
     if size is not None and 1 <= size < devices and devices % size == 0:
-        note = f"{devices} devices in shards of {size}"
+        note, shards = f"{devices} devices in shards of {size}", size
         job.put(f"{out}.replicas", devices // size, f"{config}.fsdp_size", note=note)
     else:
         job.why(f"{config}.fsdp_size", "the model is sharded over all devices")
@@ -125,10 +125,10 @@ def _fsdp2(job: Job, role: str, out: str, devices: int, trains: bool) -> None:
         job.choose(f"{config}.reduce_dtype", f"{out}.reduce_dtype", reduce)
     key = f"{config}.ep_size"
     size = job.keys.whole(key)
-    if size is not None and size >= 1 and devices % size == 0:
+    if size is not None and size >= 1 and shards % size == 0:
         job.put(f"{out}.ep", size, key)
     else:
-        job.why(key, f"does not divide the {devices} devices")
+        job.why(key, f"does not divide the {shards} devices that share the model")
     job.why(f"{config}.efsdp_size", "follows from `ep` and the devices")
     job.why(f"{config}.param_dtype", "see `dtype` of the model")
 

@@ -199,7 +199,7 @@ CHOICES: dict[str, list[Any]] = {
     "actor_train.strategy_args.strategy_config": [
         {},
         {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-        {"fsdp_size": 4},
+        {"fsdp_size": 4, "ep_size": 2},
         {"expert_model_parallel_size": 8, "tensor_model_parallel_size": 4},
         "${deepspeed_zero3}",
     ],

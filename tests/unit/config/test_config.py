@@ -248,6 +248,21 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["actor_train.strategy: replicas * tp = 4 does not divide the 6 devices of pool 'all'"],
         ),
         (
+            "cluster.devices_per_node=8|pools.all=0-5|actor_train.strategy={kind: fsdp2, "
+            "ep: 2, replicas: 2}",
+            ["actor_train.strategy: replicas * ep = 4 does not divide the 6 devices of pool 'all'"],
+        ),
+        (
+            "cluster.devices_per_node=8|pools.all=0-1|actor_train.strategy={kind: fsdp2, "
+            "ep: 2, tp: 2}",
+            ["actor_train.strategy", "ep is 2 and tp is 2", "leave one of them out"],
+        ),
+        (
+            "cluster.devices_per_node=8|pools.all=0-1|model.compile=true|"
+            "actor_train.strategy={kind: fsdp2, ep: 2}",
+            ["model.compile: with actor_train.strategy.ep ranks exchange tokens"],
+        ),
+        (
             "model.lora={rank: 4}|cluster.devices_per_node=8|pools.all=0-1|"
             "actor_train.strategy={kind: fsdp2, tp: 2}",
             ["actor_train.strategy.tp: adapters (model.lora) are not cut"],

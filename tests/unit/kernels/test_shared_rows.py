@@ -1,5 +1,5 @@
-"""Context parallel ranks and packed rows of Megatron in run files: `roll check` refuses models
-whose rows cannot be shared or packed."""
+"""Context and expert parallel ranks, and packed rows of Megatron, in run files: `roll check` refuses
+models that forbid them."""
 
 from __future__ import annotations
 
@@ -45,3 +45,30 @@ def test_models_whose_rows_cannot_be_shared_or_packed_are_refused_before_anythin
     assert len(found) == (said is not None)
     key, _, text = (said or "").partition(": ")
     assert all(error.startswith(f"actor_train.{key}: ") and text in error for error in found)
+
+
+@pytest.mark.parametrize(
+    ("role", "ep", "model", "said"),
+    [
+        ("actor_train", 2, {"num_experts": 6}, None),
+        ("actor_train", 4, {"num_experts": 6}, "6 experts of a layer of"),
+        ("reference", 4, {"n_routed_experts": 6}, "do not divide over 4 ranks; set ep to a div"),
+        ("actor_train", 2, {}, "(model type 'qwen3') has no experts; leave out ep"),
+        ("actor_train", 1, {}, None),
+        ("actor_train", 4, {"moe_experts": 6}, None),  # a family with a key of its own
+    ],
+)
+def test_models_whose_experts_cannot_be_shared_are_refused_before_anything_starts(
+    tmp_path: Path, role: str, ep: int, model: dict[str, object], said: str | None
+) -> None:
+    file = write_task(tmp_path)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **model}))
+    overrides = [f"{role}.strategy={{kind: fsdp2, ep: {ep}}}", f"pools.all=0-{ep - 1}"]
+    if role == "reference":
+        overrides.append("reference.pool=all")
+    loaded = load_config(file, ["cluster.platform=cpu", *overrides])
+    told = [str(finding.error) for finding in inspect(loaded, {})]
+    found = [error for error in told if error.startswith(f"{role}.strategy.ep: ")]
+    assert len(found) == (said is not None)
+    assert all(str(said) in error for error in found)

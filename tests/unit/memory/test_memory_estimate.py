@@ -13,7 +13,14 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from roll.commands.memory.formula import Needs, Passes, activations, copied_states, trained
+from roll.commands.memory.formula import (
+    Needs,
+    Passes,
+    activations,
+    copied_states,
+    scored,
+    trained,
+)
 from roll.commands.memory.plan import Devices, RoleMemory, check_fit, of_devices, of_roles
 from roll.commands.memory.report import COLUMNS, report, table
 from roll.commands.memory.sizes import Learned, ModelSizes, count, learned, sizes_of
@@ -229,6 +236,31 @@ def test_megatron_divides_matrices_stages_and_experts() -> None:
     parts = MegatronConfig(tp=2, ep=4, etp=1, distributed_optimizer=True)
     # Two ranks have the same matrices; every expert has one copy.
     assert trained(experts, parts, low, WHOLE).moments == 8 * (200 // 2 // 2 + 800 // 4)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_ranks_of_fsdp2_that_share_experts_gather_their_own_and_exchange_tokens(
+    reshard: bool,
+) -> None:
+    experts = replace(SMALL, experts=400, layer_experts=200, choices=2)
+    alone, shared = (
+        trained(experts, Fsdp2Config(ep=ep, reshard_after_forward=reshard), PASSES, WHOLE)
+        for ep in (1, 2)
+    )
+    # Two layers at once, or all: of each 200 elements in experts. Tokens go and come, each to two
+    # experts, with ten numbers.
+    assert alone.buffers - shared.buffers == 4 * 2 * 100 - 2 * 4 * 100 * 2 * 10
+    assert replace(alone, buffers=0) == replace(shared, buffers=0)
+    frozen = [scored(experts, Fsdp2Config(ep=ep), PASSES).buffers for ep in (1, 2)]
+    assert frozen[0] - frozen[1] == alone.buffers - shared.buffers
+
+
+def test_experts_of_a_layer_are_counted() -> None:
+    counted = count(PUBLISHED["Qwen3-30B-A3B"][0])
+    assert counted.layer_experts == 128 * 3 * 2048 * 768
+    assert counted.experts == 48 * counted.layer_experts
+    assert counted.choices == 8
+    assert count(PUBLISHED["Qwen3-8B"][0]).layer_experts == 0
 
 
 def test_recomputed_layers_keep_their_inputs_and_one_layer() -> None:
