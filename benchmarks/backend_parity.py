@@ -110,6 +110,9 @@ DENSE = (
 SPARSE = (
     *HUGGING_FACE,
     *ULYSSES,
+    Layout("fsdp2 ep2", 2, {"kind": "fsdp2", "ep": 2}),
+    Layout("fsdp2 ep2 dp2", 4, {"kind": "fsdp2", "ep": 2}),
+    Layout("fsdp2 ep2 ulysses 2", 4, {"kind": "fsdp2", "ep": 2, "ulysses": 2}),
     megatron("x1", 1),
     megatron("dp2", 2),
     megatron("tp2", 2, tp=2),

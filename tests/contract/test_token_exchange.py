@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, PreTrainedModel, Qwen3MoeConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.fsdp2 import expert_parallel
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.training.group import GroupMembership
 from tests.contract.ranks import run_ranks
+from tests.tiny import tiny_qwen3, tiny_qwen3_moe
 
 RANKS, EP, NUMBER, HIDDEN, CHOSEN = 4, 2, 6, 16, 2
 NONE = NUMBER
@@ -127,3 +130,17 @@ def one_by_one(experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> 
     assert hidden.grad is not None
     assert weights.grad is not None
     return [results.detach(), hidden.grad, weights.grad]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "said"),
+    [
+        (tiny_qwen3, 2, "ep: model type 'qwen3' has no experts that transformers keeps in one"),
+        (tiny_qwen3_moe, 3, "ep: 4 experts of a layer of model type 'qwen3_moe' do not divide"),
+    ],
+)
+def test_a_model_whose_experts_cannot_be_shared_is_refused(
+    model: Callable[[], PreTrainedModel], ranks: int, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        expert_parallel.check(model(), ranks)
