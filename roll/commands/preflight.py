@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roll.commands.checks.experts import shared_experts
 from roll.commands.checks.homes import check_homes
 from roll.commands.checks.import_paths import Call, check_import_path
 from roll.commands.checks.output_folder import check_output_folder, check_resume
+from roll.commands.checks.shared_models import check_shared
 from roll.commands.memory.plan import check_fit, devices_of
 from roll.commands.memory.sizes import stored_elements
 from roll.commands.memory.weight_files import check_weights
@@ -30,7 +30,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamW8bitConfig
 from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
-from roll.config.sections.strategy import MegatronConfig, SglangConfig, VllmConfig
+from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub, require_hub, similar_folder
 from roll.data.sources import check_source
@@ -84,8 +84,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_weights, key, model.path), True) for key, model in config.models.items()),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
-        *((check, False) for check in _check_shared_rows(config)),
-        *((check, False) for check in shared_experts(config, _config_of)),
+        *((check, False) for check in check_shared(config, _config_of)),
         (partial(_check_long_rows, config), False),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
@@ -185,16 +184,6 @@ def _check_frozen(model: ModelConfig) -> None:
         frozen_names(stored, model.freeze)
 
 
-def _check_shared_rows(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Yield a check of each role of kind megatron, which raises ConfigError if context parallel
-    ranks cannot share the rows of its model, or its rows cannot be packed. A model that is not on
-    this machine is not looked at."""
-    for name, role in config.computing.items():
-        if isinstance(role.strategy, MegatronConfig) and (role.strategy.cp > 1 or role.packing):
-            model = role.model or config.train_model
-            yield partial(_check_rows_of, name, role.strategy, model, packs=role.packing)
-
-
 def _check_long_rows(config: RunConfig) -> None:
     """Raise ConfigError if rows of the policy may be so long that its engine computes them, or
     shorter ones, otherwise than its trainer. A model that is not on this machine is not looked
@@ -215,23 +204,6 @@ def _check_long_rows(config: RunConfig) -> None:
                 "data.max_prompt_tokens and sampling.max_new_tokens (for agents "
                 "data.max_episode_tokens), also those of validation"
             )
-
-
-def _check_rows_of(name: str, strategy: MegatronConfig, model: ModelConfig, packs: bool) -> None:
-    """Raise ConfigError if a model's rows cannot be shared or packed as the role `name` says."""
-    try:
-        from mcore_adapter.errors import McoreAdapterError
-        from mcore_adapter.models.shared_rows import why_not_packed, why_not_shared
-    except ImportError:
-        return  # `check_engine` tells it
-    found = _config_of(model)
-    try:
-        if found and (why := why_not_shared(found, strategy.cp, strategy.tp)):
-            raise ConfigError(f"{name}.strategy: {why}")
-        if found and packs and (why := why_not_packed(found)):
-            raise ConfigError(f"{name}.packing: {why}; leave it out")
-    except McoreAdapterError as error:
-        raise ConfigError(f"{name}.strategy: {error}") from error
 
 
 def _check_corpora(config: RunConfig) -> Iterator[Callable[[], object]]:

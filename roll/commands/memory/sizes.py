@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from roll.commands.checks.experts import NUMBER_OF_EXPERTS
+from roll.commands.checks.shared_models import NUMBER_OF_EXPERTS
 from roll.commands.memory.weight_files import INDEX, SINGLE, read_header
 from roll.config.errors import ConfigError
 from roll.config.frozen import frozen_names

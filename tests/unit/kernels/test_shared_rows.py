@@ -1,4 +1,4 @@
-"""Context and expert parallel ranks, and packed rows of Megatron, in run files: `roll check` refuses
+"""Ranks that share rows or experts, and packed rows of Megatron, in run files: `roll check` refuses
 models that forbid them."""
 
 from __future__ import annotations
