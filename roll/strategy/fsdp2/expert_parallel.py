@@ -80,7 +80,7 @@ def cut(experts: Any, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a forward pass must know of the tokens that it has sent, to order what comes back."""
+    """Record of the tokens that a forward pass has sent, to order what comes back."""
 
     weights_TK: Tensor
     """Weights of the experts of each token of this rank."""
