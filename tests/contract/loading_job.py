@@ -16,7 +16,7 @@ from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
 
 HEAD = PolicyHead(1.0, 1024)
-LARGE, TINY, EXPERTS = "large", "tiny", "experts"
+LARGE, TINY, EXPERTS, TINY_EXPERTS = "large", "tiny", "experts", "tiny experts"
 """Folders of the models, beside that of the job."""
 
 
@@ -28,7 +28,8 @@ def job(spec: WorkerSpec, folder: Path, case: str) -> dict[str, int]:
     """
     model, trained, settings = cases(spec.world_size)[case]
     group = GroupMembership(spec)
-    _build(spec, folder.parent / TINY, settings, trained=trained).close()
+    tiny = TINY_EXPERTS if model == EXPERTS else TINY
+    _build(spec, folder.parent / tiny, settings, trained=trained).close()
     gc.collect()
     with PeakMemory() as memory:
         strategy = _build(spec, folder.parent / model, settings, trained=trained)

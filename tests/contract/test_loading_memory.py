@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from tests.contract.loading_job import EXPERTS, LARGE, TINY, cases, job
+from tests.contract.loading_job import EXPERTS, LARGE, TINY, TINY_EXPERTS, cases, job
 from tests.contract.ranks import run_ranks
 from tests.tiny import save_tiny_model
 
@@ -36,6 +36,7 @@ SIZES: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("loading")
     save_tiny_model(made / TINY)
+    save_tiny_model(made / TINY_EXPERTS, experts=True)
     large = Qwen3Config(**SIZES, intermediate_size=1536, num_hidden_layers=16)
     Qwen3ForCausalLM(large).to(torch.bfloat16).save_pretrained(made / LARGE)
     fused = Qwen3MoeConfig(
