@@ -1,5 +1,5 @@
-"""Checks that the ranks of a role can share rows or experts of its model, and that Megatron-Core can
-pack its rows, from its config.json."""
+"""Checks, from the config.json of a model, that the ranks of a role can share its rows or experts,
+and that Megatron-Core can pack its rows."""
 
 from __future__ import annotations
 
