@@ -7,7 +7,7 @@ teacher, D hidden size, V vocabulary, K likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,11 @@ class TeacherOutputs:
 
 
 def outputs_by_teacher(
-    rows: Sequence[TeacherRow], needed_BT: Tensor, device: torch.device
+    rows: Sequence[TeacherRow],
+    needed_BT: Tensor,
+    device: torch.device,
+    *,
+    placed: Callable[[OutputHead], OutputHead] | None = None,
 ) -> tuple[TeacherOutputs, ...]:
     """Collect each teacher's outputs for the needed tokens, on `device`; one item per teacher.
 
@@ -75,6 +79,7 @@ def outputs_by_teacher(
     Args:
         rows: outputs of the teacher of each row, in the order of the rows.
         needed_BT: bool, the needed tokens; `logprobs.positions` numbers them in the same way.
+        placed: returns the part of a head that is used, on `device`; if left out, all of it.
     """
     found: dict[str, list[tuple[Tensor, TeacherRow, Tensor]]] = {}
     before = 0
@@ -95,7 +100,7 @@ def outputs_by_teacher(
                     strict=True,
                 )
             ),
-            None if head is None else head.on(device),
+            None if head is None else head.on(device) if placed is None else placed(head),
         )
         for parts in found.values()
         for head in [parts[0][1].head]

@@ -68,7 +68,7 @@ class DistillationConfig(OfflineConfig):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         """Check the rules between keys; raise one ValueError that names all problems."""
-        problems = distill_problems(self.actor_train, self.teachers, self.data, self.validation)
+        problems = distill_problems(self.teachers, self.data, self.validation)
         raise_if_any([*offline_problems(self), *problems])
         return self
 

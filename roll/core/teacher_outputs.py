@@ -21,21 +21,28 @@ class OutputHead:
     num_tokens: int | None = None
     """Number of tokens of the teacher's tokenizer: further logits are meaningless. None: that of
     the student's."""
-    _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
+    _moved: dict[tuple[torch.device, range], OutputHead] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def drop_copies(self) -> None:
         """Drop the copies that `on` has made, to free device memory."""
         self._moved.clear()
 
-    def on(self, device: torch.device) -> OutputHead:
+    def on(self, device: torch.device, columns: slice = slice(None)) -> OutputHead:
         """Return a copy of this head on `device`. The copy is kept for later calls, until
-        `drop_copies`."""
-        if device not in self._moved:
-            bias_V = None if self.bias_V is None else self.bias_V.to(device)
-            self._moved[device] = OutputHead(
-                self.weight_VD.to(device), bias_V, self.divisor, self.cap, self.num_tokens
+        `drop_copies`.
+
+        Args:
+            columns: ids of the tokens whose logits the copy makes; all if left out.
+        """
+        key = device, range(len(self.weight_VD))[columns]
+        if key not in self._moved:
+            bias_V = None if self.bias_V is None else self.bias_V[columns].to(device)
+            self._moved[key] = OutputHead(
+                self.weight_VD[columns].to(device), bias_V, self.divisor, self.cap, self.num_tokens
             )
-        return self._moved[device]
+        return self._moved[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class RankInfo:
     is_dp_leader: bool
     """True for one rank of each set of ranks that share a `dp_rank`. Of that set, only the result
     of this rank is used."""
+    has_head: bool = True
+    """False on pipeline stages before the last one, which make no logits."""
 
 
 def worker_name(role: Role, label: str = "") -> str:

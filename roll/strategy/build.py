@@ -6,7 +6,7 @@ A backend is imported only when a config names it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar, assert_never
+from typing import TypeVar, assert_never, cast
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
@@ -24,6 +24,7 @@ from roll.core.types import WorkerSpec
 from roll.strategy.backend_setup import EngineSetup, ModelSetup
 from roll.strategy.interfaces import InferenceStrategy, ScoreStrategy, TrainStrategy
 from roll.strategy.training.heads import Head
+from roll.strategy.training.teacher_forward import TeacherHead, TeacherTerms
 
 T = TypeVar("T")
 
@@ -68,6 +69,11 @@ def build_score(
         from roll.strategy.hf.score import HfScore
 
         return HfScore(role.strategy, setup)
+    if isinstance(role.strategy, MegatronConfig) and isinstance(head, TeacherHead):
+        from roll.strategy.megatron.teacher import MegatronTeacher
+
+        teacher = MegatronTeacher(role.strategy, cast(ModelSetup[TeacherTerms], setup), head)
+        return cast(ScoreStrategy[T], teacher)  # T is TeacherTerms
     return _learner(role.strategy, setup)
 
 

@@ -44,7 +44,7 @@ class ScoreStrategy(Protocol[T_co]):
 
         Tensors of the result have shape `[B, T]`, are on the CPU, and are 0 at padding and at
         position 0. A teacher takes a TrainBatch and gives a `TeacherRow` of the trained tokens for
-        each row, in place of such tensors.
+        each row, in place of such tensors; ranks that are no data parallel leader may give none.
 
         Args:
             entropy: also compute a policy's entropy at each token; other models ignore this.
@@ -57,7 +57,7 @@ class ScoreStrategy(Protocol[T_co]):
         """Return the full layer that turns hidden states into logits, on the CPU. Collective.
 
         Raises:
-            ConfigError: the backend cannot return this layer.
+            ConfigError: the model changes its logits in a way that students cannot follow.
         """
         ...
 

@@ -126,7 +126,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         """
         batch = dense(batch) if isinstance(batch, SampleTable) else batch
         seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
-        return seen | self.update(self.teacher_heads.resolve(batch), self.loss.at(progress))
+        return seen | self.update(self.taught(batch), self.loss.at(progress))
 
     @dispatch(BROADCAST)
     def move_reference(self, decay: float) -> None:

@@ -49,7 +49,7 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
     @dispatch(SHARD_BATCH)
     def train(self, batch: B) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics."""
-        return self.update(self.teacher_heads.resolve(batch), self.loss)
+        return self.update(self.taught(batch), self.loss)
 
     @dispatch(SHARD_BATCH)
     def evaluate(self, batch: B) -> Metrics:
@@ -60,7 +60,7 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
         tokens do not count.
         """
         metrics = LossMetrics(0, 1)
-        batch = self.teacher_heads.resolve(batch)
+        batch = self.taught(batch)
         loss = self.loss(self.score(batch), batch)
         metrics.add(loss, batch.loss_mask.float(), batch.loss_mask, torch.zeros(()))
         found = metrics.take()

@@ -108,8 +108,15 @@ class TrainWorker(ScoreWorker[T]):
     @dispatch(BROADCAST)
     def receive_teacher_heads(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
         """Store the heads of teachers, by teacher name, in place of all old ones. The driver calls
-        this before it sends the first rows with outputs of these teachers."""
-        self.teacher_heads.receive(heads)
+        this before it sends the first rows with outputs of these teachers. Ranks that make no
+        logits need none."""
+        if self.rank_info.has_head:
+            self.teacher_heads.receive(heads)
+
+    def taught(self, batch: B) -> B:
+        """Return the batch with its `teacher_outputs` fetched, if it has any and this rank makes
+        logits. Errors: see `TeacherHeads.resolve`."""
+        return self.teacher_heads.resolve(batch) if self.rank_info.has_head else batch
 
     @dispatch(BROADCAST)
     def save(self, path: Path, *, optimizer: bool) -> None:

@@ -42,12 +42,13 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
         """Return a `RemoteValue` of a `TeacherRow` for each row. Only data-parallel leaders make
         them: the results of other ranks are not used. A `RetokenizedBatch` has this teacher's
         tokens; positions in the result are always those of the student."""
-        rows = [replace(row, teacher=self.spec.label) for row in self.score(batch).rows]
+        found = self.score(batch).rows
+        if not self.rank_info.is_dp_leader:
+            return TeacherColumn(outputs=[None] * len(batch))
+        rows = [replace(row, teacher=self.spec.label) for row in found]
         if isinstance(batch, RetokenizedBatch):
             places = batch.student_positions
             rows = [replace(row, positions_N=at) for row, at in zip(rows, places, strict=True)]
-        if not self.rank_info.is_dp_leader:
-            return TeacherColumn(outputs=[None] * len(batch))
         return TeacherColumn(outputs=store(rows, [row.num_bytes for row in rows]))
 
     @dispatch(BROADCAST)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from roll.algorithms.losses.distill import DistillLoss
 from roll.algorithms.teacher_divergence import comparison
@@ -16,15 +17,21 @@ from roll.config.algorithm.divergences import (
     JensenShannonConfig,
 )
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
+from roll.config.sections.strategy import (
+    DeepspeedConfig,
+    Fsdp2Config,
+    HfScoreConfig,
+    MegatronConfig,
+)
 from roll.config.sections.training import ScoreRole, TrainRole
 from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.build import build_score, build_train
 from roll.strategy.interfaces import ScoreStrategy
 from roll.strategy.training import forward
+from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
-from roll.strategy.training.teacher_forward import TeacherHead
+from roll.strategy.training.teacher_forward import TeacherHead, TeacherTerms
 from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 
@@ -38,13 +45,37 @@ TARGETS = {
     ),
     "likeliest": DistillTargetConfig(divergence=JensenShannonConfig(), top_k=4),
 }
-PAIRS: dict[
-    str, tuple[HfScoreConfig | Fsdp2Config | DeepspeedConfig, Fsdp2Config | DeepspeedConfig]
-] = {
-    "hf to fsdp2": (HfScoreConfig(), Fsdp2Config()),
-    "fsdp2 to zero3": (Fsdp2Config(), DeepspeedConfig(**ZERO_3)),
-    "zero3 to zero2": (DeepspeedConfig(**ZERO_3), DeepspeedConfig(stage=2)),
-    "ulysses to ulysses": (Fsdp2Config(ulysses=2), Fsdp2Config(ulysses=2)),
+Learns = Fsdp2Config | DeepspeedConfig | MegatronConfig
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A teacher and its student, on two ranks."""
+
+    teaches: HfScoreConfig | Learns
+    learns: Learns
+    models: str = "dense"
+    """Kind of both models, the name of their folder."""
+
+
+def on_megatron(models: str = "dense", **layout: Any) -> Pair:
+    """Both on Megatron-Core, which a process can cut in one way only."""
+    return Pair(MegatronConfig(**layout), MegatronConfig(**layout), models)
+
+
+PAIRS = {
+    "hf to fsdp2": Pair(HfScoreConfig(), Fsdp2Config()),
+    "fsdp2 to zero3": Pair(Fsdp2Config(), DeepspeedConfig(**ZERO_3)),
+    "zero3 to zero2": Pair(DeepspeedConfig(**ZERO_3), DeepspeedConfig(stage=2)),
+    "ulysses to ulysses": Pair(Fsdp2Config(ulysses=2), Fsdp2Config(ulysses=2)),
+    "fsdp2 to megatron dp2": Pair(Fsdp2Config(), MegatronConfig(distributed_optimizer=True)),
+    "megatron pp2 to fsdp2": Pair(MegatronConfig(pp=2), Fsdp2Config()),
+    "hf to megatron tp2": Pair(HfScoreConfig(), MegatronConfig(tp=2)),
+    "megatron tp2 in sequence": on_megatron(tp=2, sequence_parallel=True),
+    "megatron cp2": on_megatron(cp=2),
+    "megatron pp2 vpp2": on_megatron(pp=2, vpp=2),
+    "megatron ep2": on_megatron("experts", ep=2),
+    "megatron tp2 of bounded logits": on_megatron("bounded", tp=2),
 }
 
 
@@ -59,16 +90,29 @@ def taught_batch() -> TrainBatch:
     )
 
 
-def share(strategy: ScoreStrategy[Any]) -> TrainBatch:
+def share(strategy: ScoreStrategy[Any], batch: TrainBatch) -> TrainBatch:
     """The rows of this rank."""
     info = strategy.rank_info
-    return taught_batch().split(info.dp_size)[info.dp_rank]
+    return batch.split(info.dp_size)[info.dp_rank]
+
+
+def asked(teacher: ScoreStrategy[TeacherTerms], *, whole: bool) -> TrainBatch:
+    """All rows with what the leaders among the teacher's ranks tell, and where `whole` asks for
+    one, with the head that rank 0 tells: as the students of a run get it."""
+    batch, info = taught_batch(), teacher.rank_info
+    head = teacher.output_head() if whole else None
+    rows = teacher.score(share(teacher, batch)).rows
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (info, rows, head))
+    parts = {each.dp_rank: rows for each, rows, _ in told if each.is_dp_leader}
+    every = [row for place in sorted(parts) for row in parts[place]]
+    return replace(batch, teacher_outputs=[replace(row, head=told[0][2]) for row in every])
 
 
 def rounding(
     spec: WorkerSpec,
     model: ModelConfig,
-    learns: Fsdp2Config | DeepspeedConfig,
+    learns: Learns,
     kept: list[Any],
     told: TrainBatch,
 ) -> float:
@@ -92,19 +136,20 @@ def rounding(
 
 
 def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
-    teaches, learns = PAIRS[pair]
-    teacher_model = ModelConfig(path=str(folder.parent / "teacher"))
-    student_model = ModelConfig(path=str(folder.parent / "student"))
+    made = PAIRS[pair]
+    teacher_model, student_model = (
+        ModelConfig(path=str(folder.parent / made.models / name)) for name in ("teacher", "student")
+    )
     results: dict[str, Any] = {}
-    kept: list[Any] = []  # all share the process group of the first
+    group = GroupMembership(spec)  # which all share
+    kept: list[Any] = []
     for name, target in TARGETS.items():
-        role = ScoreRole(pool="p", strategy=teaches, max_tokens_per_microbatch=24)
+        role = ScoreRole(pool="p", strategy=made.teaches, max_tokens_per_microbatch=24)
         teacher = build_score(role, teacher_model, spec, TeacherHead(target, NUM_TOKENS, 5))
-        head = teacher.output_head() if target.top_k is None else None
-        teacher_outputs = [replace(row, head=head) for row in teacher.score(share(teacher)).rows]
+        told = asked(teacher, whole=target.top_k is None)
         student = build_train(
             TrainRole(
-                pool="p", strategy=learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
+                pool="p", strategy=made.learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
             ),
             student_model,
             spec,
@@ -113,9 +158,9 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
         )
         kept += [teacher, student]
         start = {key: tensor.clone() for key, tensor in student.export_weights()}
-        told = replace(share(student), teacher_outputs=teacher_outputs)
-        divergence_BT = student.score(told).divergence_BT
-        metrics = student.train(told, DistillLoss(DistillLossConfig(sft_coef=SFT_COEF)))
+        mine = share(student, told)
+        divergence_BT = student.score(mine).divergence_BT
+        metrics = student.train(mine, DistillLoss(DistillLossConfig(sft_coef=SFT_COEF)))
         results[name] = {
             "start": start,
             "divergence": divergence_BT,
@@ -123,7 +168,9 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
             "metrics": metrics,
             "weights": {key: tensor.clone() for key, tensor in student.export_weights()},
         }
-    results["bf16"] = rounding(spec, student_model, learns, kept, told)
+    if made.models == "dense":
+        results["bf16"] = rounding(spec, student_model, made.learns, kept, mine)
     for strategy in reversed(kept):
         strategy.close()
+    group.leave()
     return results

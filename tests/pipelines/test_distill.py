@@ -74,6 +74,22 @@ def test_a_teacher_of_two_workers_teaches_what_one_teaches(tmp_path: Path) -> No
     assert two[0]["loss/total"] == pytest.approx(one[0]["loss/total"], rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["forward", "uld"])
+def test_megatron_teaches_and_learns_what_other_backends_do(tmp_path: Path, kind: str) -> None:
+    found = []
+    for backend in ("fsdp2", "megatron"):
+        changes = {"max_steps": 2, "loss": {"divergence": {"kind": kind}, "sft_coef": 0.5}}
+        path = task(tmp_path / backend, **changes)
+        if kind == "uld":
+            other_tokens(tmp_path / backend / "teacher")
+        strategy = f"strategy={{kind: {backend}}}"
+        found.append(run_local(path, [f"actor_train.{strategy}", f"teachers.t.{strategy}"]))
+    for ours, theirs in zip(*found, strict=True):
+        for name in ("loss/total", "divergence", "nll", "val/held_out/divergence", "grad_norm"):
+            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-4), name
+    assert "divergence" in found[0][0]
+
+
 def test_two_halves_are_the_whole(tmp_path: Path) -> None:
     whole = run_local(task(tmp_path / "whole"))
     halves = task(tmp_path / "halves")

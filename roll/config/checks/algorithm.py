@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.algorithm import AdvantageConfig, DistillConfig, GrpoConfig, Need, PassKConfig
 from roll.config.checks.common import nearest_numbers, usual_pool
-from roll.config.checks.teacher import teacher_output_problems, teacher_problems
+from roll.config.checks.teacher import teacher_problems
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 
@@ -234,8 +234,8 @@ def _answers(config: RlvrBase) -> Iterator[str]:
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:
-    """Yield a problem if teachers are missing or not used, their tags do not give each sample one
-    teacher, or a backend does not tell whole distributions."""
+    """Yield a problem if teachers are missing or not used, or their tags do not give each sample
+    one teacher."""
     wanted = config.needs.get(Need.TEACHER)
     if wanted is None:
         if config.teachers:
@@ -253,8 +253,6 @@ def _teachers(config: RlvrBase) -> Iterator[str]:
         return
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     yield from teacher_problems(config.teachers, sources)
-    if config.algorithm.distill_target is not None:
-        yield from teacher_output_problems(config.actor_train, config.teachers)
 
 
 def _who(needs: Mapping[Need, list[str]], need: Need) -> str:

@@ -14,11 +14,11 @@ from roll.config.checks.common import (
     usual_pool,
     weighted_set_problems,
 )
-from roll.config.checks.teacher import teacher_output_problems, teacher_problems
+from roll.config.checks.teacher import teacher_problems
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.data import TaughtDataConfig
 from roll.config.sections.lifecycle import TaughtValidation
-from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
+from roll.config.sections.training import ScoreRole, TeacherRole
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
@@ -67,17 +67,13 @@ def reward_model_problems(config: PreferenceConfig) -> Iterator[str]:
 
 
 def distill_problems(
-    student: LearnerRole,
-    teachers: Mapping[str, TeacherRole],
-    data: TaughtDataConfig,
-    validation: TaughtValidation,
+    teachers: Mapping[str, TeacherRole], data: TaughtDataConfig, validation: TaughtValidation
 ) -> Iterator[str]:
-    """Yield the problems of teachers: tags without a source or of several teachers, sources without
-    a teacher, and backends that neither tell nor learn whole distributions."""
+    """Yield the problems of teachers: tags without a source or of several teachers, and sources
+    without a teacher."""
     sources = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in validation.sets.items()}
     yield from teacher_problems(teachers, sources)
-    yield from teacher_output_problems(student, teachers)
 
 
 def dpo_problems(

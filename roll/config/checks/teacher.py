@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.errors import nearest
 from roll.config.sections.data import SourceConfig, TaughtSource
-from roll.config.sections.training import LearnerRole, TeacherRole
+from roll.config.sections.training import TeacherRole
 
 
 def teacher_problems(
@@ -41,18 +41,4 @@ def teacher_problems(
                 f"{key}.tag: no teacher takes the tag {source.tag!r}"
                 f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
                 f"{', '.join(sorted(teacher_of))})"
-            )
-
-
-def teacher_output_problems(
-    student: LearnerRole, teachers: Mapping[str, TeacherRole]
-) -> Iterator[str]:
-    """Yield the roles (`actor_train` and the teachers) whose backend, megatron, can neither compute
-    nor learn whole distributions."""
-    roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
-    for key, role in roles.items():
-        if role.strategy.kind == "megatron":
-            yield (
-                f"{key}.strategy.kind: megatron neither tells nor learns whole distributions; use "
-                "fsdp2 or deepspeed, or the advantage `distill` of an RLVR run"
             )

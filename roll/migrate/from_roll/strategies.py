@@ -32,11 +32,6 @@ def _strategy(job: Job, role: str, target: str, devices: int, *, trains: bool) -
         if name:
             job.why(key, f"there is no backend {name}{nearest(name, _BACKENDS)}; {kind} stands in")
             job.ask(f"{out}: {name} does not exist here, and {kind} stands in for it")
-    if kind == "megatron" and job.draft.get("pipeline") == "distill":
-        job.ask(f"{out}: fsdp2 in place of megatron, which learns no whole distributions here")
-        job.put(f"{out}.kind", "fsdp2", key, note="megatron cannot do what this role does")
-        _finish(job, role, out, trains)
-        return
     job.put(f"{out}.kind", {"fsdp": "fsdp2"}.get(kind, kind), key)
     if kind == "megatron":
         _megatron(job, role, out, devices, trains)

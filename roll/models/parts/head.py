@@ -54,7 +54,7 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
     """
     backbone = model.base_model
     module = model.get_output_embeddings()
-    kind, config = model.config.model_type, model.config.get_text_config()
+    kind = model.config.model_type
     if backbone is model or module is None:
         raise ConfigError(f"model type {kind!r} has no separate output head; use another model")
     known = {*backbone.parameters(), *module.parameters()}
@@ -64,8 +64,21 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
             f"model type {kind!r} has {further[0]!r} beside its backbone and its output head, "
             "whose product would not be the model's logits; use another model"
         )
-    cap = _logit_cap(config)
-    return language_model(model), Head(module, _divisor(kind, config), cap)
+    divisor, cap = divisor_and_cap(model.config)
+    return language_model(model), Head(module, divisor, cap)
+
+
+def divisor_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
+    """Return what a model makes of the product of hidden states and weight, as `Head` describes it.
+
+    Args:
+        config: that of the whole model.
+
+    Raises:
+        ConfigError: the logits are changed in another way, or a number is not above zero.
+    """
+    of_text = config.get_text_config()
+    return _divisor(config.model_type, of_text), _logit_cap(of_text)
 
 
 def _divisor(kind: str, config: PreTrainedConfig) -> float:

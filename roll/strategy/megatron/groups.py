@@ -94,8 +94,9 @@ def rank_info() -> RankInfo:
         is_dp_leader=(
             parallel_state.get_tensor_model_parallel_rank() == 0
             and parallel_state.get_context_parallel_rank() == 0
-            and parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+            and on_last_stage()
         ),
+        has_head=on_last_stage(),
     )
 
 
@@ -113,6 +114,14 @@ def context_parallel() -> dist.ProcessGroup:
 
     group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
     return group
+
+
+def on_last_stage() -> bool:
+    """Return whether this rank's stage has the last layers and the head."""
+    from megatron.core import parallel_state
+
+    found: bool = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    return found
 
 
 def from_last_stage(tensor: Tensor) -> Tensor:

@@ -71,6 +71,9 @@ class MegatronModel:
     and no adapter."""
     trained: Trained | None = None
     """Adapter that is trained; None if the model trains no adapter."""
+    tells_states: bool = False
+    """True if the last stage ends with the hidden states behind the last norm, `[T, B, D]` (with
+    sequence parallelism this rank's part of T), in place of logits."""
 
     @property
     def learns(self) -> ModelTable:

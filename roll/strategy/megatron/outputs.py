@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from mcore_adapter.parallel.logprobs import token_logprobs
+from mcore_adapter.parallel.vocabulary import VocabularyPart
 from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
+from roll.algorithms.teacher_divergence import Comparison, TeacherOutputs
 from roll.core.errors import ConfigError
+from roll.core.teacher_outputs import TeacherRow
 from roll.models.load import Classifier
 from roll.strategy.megatron import groups
+from roll.strategy.megatron.divergence import divergences, outputs_here
 from roll.strategy.training.heads import (
     PolicyHead,
     PolicyModel,
@@ -32,18 +38,38 @@ class Reader(ABC, Generic[T]):
     """Distance between a token and the output that its result is read from, as
     `TokenModel.target_shift`."""
 
-    def names(self, *, entropy: bool, squares: bool) -> list[str]:
+    def names(self, *, entropy: bool, taught: bool, squares: bool) -> list[str]:
         """Return the names of the outputs that `read` computes, in the order of `ModelOutputs`.
 
         Args:
             entropy: also compute the entropy of a policy's distributions.
+            taught: also compute their divergence from teachers.
             squares: also compute the sums of their squared probabilities.
         """
         return ["values"]
 
+    def teachers(
+        self, rows: Sequence[TeacherRow], needed_BT: Tensor, device: torch.device, width: int
+    ) -> Sequence[TeacherOutputs]:
+        """Collect what teachers said of the needed tokens, for `read`; nothing unless the model is
+        a policy.
+
+        Args:
+            rows: outputs of the teacher of each row.
+            needed_BT: bool mask of the needed tokens, on the CPU.
+            width: number of this rank's logits, padding included.
+        """
+        return ()
+
     @abstractmethod
     def read(
-        self, output_MS: Tensor, tokens_M: Tensor, temperatures_M: Tensor | None, *, squares: bool
+        self,
+        output_MS: Tensor,
+        tokens_M: Tensor,
+        temperatures_M: Tensor | None,
+        teachers: Sequence[TeacherOutputs] | None,
+        *,
+        squares: bool,
     ) -> ModelOutputs:
         """Compute the outputs of M tokens, float32 `[M]` each. Collective if ranks share the
         output.
@@ -52,6 +78,7 @@ class Reader(ABC, Generic[T]):
             output_MS: output of the last stage, `shift` tokens before each token.
             tokens_M: ids of the tokens.
             temperatures_M: temperature of each token; None: that of the head.
+            teachers: result of `teachers` for these tokens; None: no teacher has read the rows.
             squares: as for `names`.
         """
 
@@ -73,11 +100,23 @@ class PolicyReader(Reader[PolicyTerms]):
         self._head = head
         self._vocab = vocab
 
-    def names(self, *, entropy: bool, squares: bool) -> list[str]:
-        return ["values", *["entropy"] * entropy, *["squares"] * squares]
+    def names(self, *, entropy: bool, taught: bool, squares: bool) -> list[str]:
+        asked = {"entropy": entropy, "divergence": taught, "squares": squares}
+        return ["values", *(name for name, wanted in asked.items() if wanted)]
+
+    def teachers(
+        self, rows: Sequence[TeacherRow], needed_BT: Tensor, device: torch.device, width: int
+    ) -> Sequence[TeacherOutputs]:
+        return outputs_here(rows, needed_BT, device, self._compared, self._part(width))
 
     def read(
-        self, output_MS: Tensor, tokens_M: Tensor, temperatures_M: Tensor | None, *, squares: bool
+        self,
+        output_MS: Tensor,
+        tokens_M: Tensor,
+        temperatures_M: Tensor | None,
+        teachers: Sequence[TeacherOutputs] | None,
+        *,
+        squares: bool,
     ) -> ModelOutputs:
         logprobs_M, entropy_M, squares_M = token_logprobs(
             output_MS,
@@ -88,19 +127,43 @@ class PolicyReader(Reader[PolicyTerms]):
             group=groups.tensor_parallel(),
             squares=squares,
         )
-        return ModelOutputs(logprobs_M, entropy_M, squares=squares_M)
+        if teachers is None:
+            return ModelOutputs(logprobs_M, entropy_M, squares=squares_M)
+        divergence_M = divergences(
+            output_MS,
+            teachers,
+            self._compared,
+            self._part(output_MS.shape[1]),
+            chunk_tokens=self._head.chunk_tokens,
+        )
+        return ModelOutputs(logprobs_M, entropy_M, divergence_M, squares_M)
+
+    @property
+    def _compared(self) -> Comparison:
+        """Settings of the comparison; a policy whose rows a teacher has read has some."""
+        assert self._head.compared is not None
+        return self._head.compared
+
+    def _part(self, width: int) -> VocabularyPart:
+        """Return this rank's part of the tokens that are compared, given the number of its
+        logits."""
+        return VocabularyPart(groups.tensor_parallel(), self._compared.num_tokens, width)
 
     def terms(self, outputs: ModelOutputs) -> PolicyTerms:
-        return PolicyTerms(
-            logprobs_BT=outputs.values, entropy_BT=outputs.entropy, squares_BT=outputs.squares
-        )
+        return PolicyTerms(outputs.values, outputs.entropy, outputs.divergence, outputs.squares)
 
 
 class _NumberReader(Reader[T]):
     """Reader of one number per token, which every tensor parallel rank has."""
 
     def read(
-        self, output_MS: Tensor, tokens_M: Tensor, temperatures_M: Tensor | None, *, squares: bool
+        self,
+        output_MS: Tensor,
+        tokens_M: Tensor,
+        temperatures_M: Tensor | None,
+        teachers: Sequence[TeacherOutputs] | None,
+        *,
+        squares: bool,
     ) -> ModelOutputs:
         return ModelOutputs(output_MS.squeeze(-1))
 

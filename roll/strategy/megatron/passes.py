@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
 from mcore_adapter.local_tensors import unwrapped
 from mcore_adapter.modeling.experts import balances, padding_here
-from mcore_adapter.parallel.context import cut
+from mcore_adapter.parallel.context import cut, joined, places_here
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
 from roll.strategy.megatron import groups
@@ -38,9 +39,10 @@ def run(
         micros: result of `micro_batches`; at least one.
         reduce: computes the loss and a result to keep, from the last stage's output `[B, T, S]`, a
             micro-batch and its rows. The output are logits of the part of the vocabulary on this
-            tensor parallel rank, or one number per token; that of packed rows is one row, with
-            padding behind them. Ranks that share rows have the outputs of their own tokens, padding
-            included. The losses of all micro-batches are added.
+            tensor parallel rank, one number per token, or the hidden states of a model with
+            `tells_states`; that of packed rows is one row, with padding behind them. Ranks that
+            share rows have the outputs of their own tokens, padding included. The losses of all
+            micro-batches are added.
 
     Returns:
         Each micro-batch that has rows, with its result. Empty on all stages but the last.
@@ -49,6 +51,8 @@ def run(
     def loss(output_BTS: Tensor, micro: Micro[B]) -> tuple[Tensor, tuple[Micro[B], R] | None]:
         if micro.batch is None:
             return output_BTS[:0].float().sum(), None
+        if model.tells_states:
+            output_BTS = _states_of_rows(output_BTS, model)
         rows, width = micro.batch.tokens.shape
         mine_BTS = output_BTS
         if micro.packed is None:
@@ -92,3 +96,42 @@ def _forward(
         further["padding_mask"] = padding_here(bare, here_BT)
     output: Tensor = chunk(tokens_BT, positions, None, **further)
     return output
+
+
+def _states_of_rows(states_TBD: Tensor, model: MegatronModel) -> Tensor:
+    """Return hidden states as `[B, T, D]`, of all tokens that tensor parallel ranks share.
+    Collective."""
+    if model.sequence_parallel:
+        group = groups.tensor_parallel()
+        states_TBD = gather_from_sequence_parallel_region(states_TBD, group=group)
+    return states_TBD.transpose(0, 1)
+
+
+def places(
+    model: MegatronModel, read_N: Tensor, width: int, own_width: int
+) -> tuple[Tensor, Tensor]:
+    """Find the logits (or hidden states) of tokens among those of this rank.
+
+    Args:
+        read_N: flat indices of the logits to read, into the packed row, or into rows of `width`
+            tokens.
+        own_width: number of this rank's tokens of each row.
+
+    Returns:
+        Indices, into `read_N`, of the logits that this rank has, all without context parallelism;
+        and their flat places.
+    """
+    if model.cp == 1:
+        return torch.arange(len(read_N), device=read_N.device), read_N
+    row_N, column_N = read_N // width, read_N % width
+    mine_M, place_M = places_here(column_N, own_width, groups.context_parallel())
+    return mine_M, row_N[mine_M] * own_width + place_M
+
+
+def of_all_tokens(model: MegatronModel, part_M: Tensor, mine_M: Tensor, size: int) -> Tensor:
+    """Return the values of all `size` tokens, `[size, ...]`, from those of this rank. Collective.
+
+    Args:
+        mine_M: first result of `places`.
+    """
+    return joined(mine_M, part_M, size, groups.context_parallel()) if model.cp > 1 else part_M

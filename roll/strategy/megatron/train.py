@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.modeling.model import seed_dropout
-from mcore_adapter.parallel.context import joined, places_here
 from roll.algorithms import logprobs
 from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import TokenBatch, TrainBatch
-from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
@@ -35,7 +33,8 @@ from roll.strategy.megatron.micro import Micro
 from roll.strategy.megatron.micro_batches import micro_batches
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.outputs import Reader, classifier_of, reader_of
-from roll.strategy.megatron.passes import run
+from roll.strategy.megatron.passes import of_all_tokens, places, run
+from roll.strategy.megatron.teacher import output_head
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
@@ -93,7 +92,8 @@ class MegatronStrategy(Generic[T]):
 
     def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
-        names = self._reader.names(entropy=entropy, squares=squares)
+        taught = isinstance(batch, TrainBatch) and batch.teacher_outputs is not None
+        names = self._reader.names(entropy=entropy, taught=taught, squares=squares)
 
         def reduce(
             output_BTS: Tensor, micro: Micro[TokenBatch], rows: TokenBatch
@@ -120,15 +120,7 @@ class MegatronStrategy(Generic[T]):
             return self.score(batch)
 
     def output_head(self) -> OutputHead:
-        """Raise an error: this backend does not return hidden states.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "kind: megatron tells no hidden states; a teacher of distributions needs kind: hf, "
-            "fsdp2 or deepspeed"
-        )
+        return output_head(self._model, self._model_config)
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """Run all micro-batches through the pipeline, forward and backward, then take a step.
@@ -225,37 +217,25 @@ class MegatronStrategy(Generic[T]):
         if micro.packed is not None:
             read_N = micro.places(read_N)
         positions_N, read_N = found_N.to(self._device), read_N.to(self._device)
-        mine_M, read_M = self._places(read_N, width, output_BTS.shape[1])
+        mine_M, read_M = places(self._model, read_N, width, output_BTS.shape[1])
         tokens_M = rows.tokens.to(self._device).flatten()[positions_N[mine_M]]
         temperatures_M = None
         if rows.temperatures is not None:
             own_B = rows.temperatures.to(self._device)
             temperatures_M = own_B[positions_N[mine_M] // width]
+        teachers = None
+        if isinstance(rows, TrainBatch) and rows.teacher_outputs is not None:
+            teachers = self._reader.teachers(
+                rows.teacher_outputs, needed_BT, self._device, output_BTS.shape[-1]
+            )
+            if self._model.cp > 1:
+                teachers = [each.among(mine_M) for each in teachers]
         outputs = self._reader.read(
-            output_BTS.flatten(0, 1)[read_M], tokens_M, temperatures_M, squares=squares
+            output_BTS.flatten(0, 1)[read_M], tokens_M, temperatures_M, teachers, squares=squares
         )
 
         def spread(part_M: Tensor) -> Tensor:
-            if self._model.cp > 1:
-                part_M = joined(mine_M, part_M, len(positions_N), groups.context_parallel())
-            return part_M.new_zeros(rows.tokens.shape).put(positions_N, part_M)
+            whole_N = of_all_tokens(self._model, part_M, mine_M, len(positions_N))
+            return whole_N.new_zeros(rows.tokens.shape).put(positions_N, whole_N)
 
         return outputs.map(spread)
-
-    def _places(self, read_N: Tensor, width: int, own_width: int) -> tuple[Tensor, Tensor]:
-        """Find the logits of tokens among those of this rank.
-
-        Args:
-            read_N: flat indices of the logits to read, into the packed row, or into rows of `width`
-                tokens.
-            own_width: number of this rank's tokens of each row.
-
-        Returns:
-            Indices, into `read_N`, of the logits that this rank has, all without context
-            parallelism; and their flat places.
-        """
-        if self._model.cp == 1:
-            return torch.arange(len(read_N), device=read_N.device), read_N
-        row_N, column_N = read_N // width, read_N % width
-        mine_M, place_M = places_here(column_N, own_width, groups.context_parallel())
-        return mine_M, row_N[mine_M] * own_width + place_M

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -105,15 +105,27 @@ class TeacherModel(TokenModel[TeacherTerms]):
         needed_BT = self.needed(batch)
         found: dict[int, TeacherRow] = {}
         for indices, found_N in passes:
-            positions = [needed_BT[row, 1:].nonzero().flatten() + 1 for row in indices]
-            sizes = [len(each) for each in positions]
-            columns = [found_N.values.cpu().split(sizes)]
+            columns = [found_N.values.cpu()]
             if found_N.top_ids is not None:
-                columns.insert(0, found_N.top_ids[:, :-1].long().cpu().split(sizes))
-            for row, at, *outputs in zip(indices, positions, *columns, strict=True):
-                # Copies: a part would be sent with all that it is a part of.
-                found[row] = TeacherRow("", at, tuple(each.clone() for each in outputs))
+                columns.insert(0, found_N.top_ids[:, :-1].long().cpu())
+            found.update(zip(indices, teacher_rows(needed_BT[indices], columns), strict=True))
         return TeacherTerms([found[row] for row in range(len(batch))])
+
+
+def teacher_rows(needed_BT: Tensor, outputs: Sequence[Tensor]) -> list[TeacherRow]:
+    """Divide outputs of a teacher among the rows that they belong to.
+
+    Args:
+        needed_BT: bool mask of the trained tokens, N in all without position 0.
+        outputs: those of these tokens, `[N, ...]`, in one of the forms of `TeacherRow.outputs`.
+    """
+    positions = [needed_T[1:].nonzero().flatten() + 1 for needed_T in needed_BT]
+    sizes = [len(each) for each in positions]
+    return [
+        # Copies: a part would be sent with all that it is a part of.
+        TeacherRow("", at, tuple(each.clone() for each in of_row))
+        for at, *of_row in zip(positions, *(each.split(sizes) for each in outputs), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,8 @@ def test_distillation(tmp_path: Path) -> None:
         "divergence": {"alpha": 0.2},
     }
     assert config.loss.divergence.kind == "skewed_reverse"
-    assert config.actor_train.strategy.kind == "fsdp2"
+    assert config.actor_train.strategy.kind == "megatron"
+    assert config.teachers["teacher"].strategy.kind == "megatron"
     assert config.epochs == 3
     assert config.max_steps == 300
 
