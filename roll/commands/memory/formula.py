@@ -73,6 +73,8 @@ class Passes:
     """Bytes of an element (b)."""
     micro_batches: int = 1
     """Micro-batches of a rank between two optimizer steps."""
+    tells_states: bool = False
+    """True for a teacher of whole distributions, whose passes end with hidden states."""
 
 
 def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> Needs:
@@ -363,16 +365,17 @@ def _megatron_shares(
 
 
 def _megatron_scored(sizes: ModelSizes, strategy: MegatronConfig, passes: Passes) -> Needs:
-    """Return what a frozen model needs; its last stage has logits of all tokens, and once more
-    those of the needed ones."""
+    """Return what a frozen model needs; its last stage has logits (or hidden states) of all tokens,
+    and once more those of the needed ones."""
     b = passes.width
     tokens, tp = _megatron_shares(sizes, strategy, passes)
-    logits = 2 * b * (passes.tokens // strategy.cp) * sizes.vocab
-    chunk = 2 * FULL * min(passes.chunk_tokens, passes.tokens) * sizes.vocab
+    logits = 2 * b * (passes.tokens // strategy.cp) * sizes.vocab // strategy.tp
+    states = 2 * b * passes.tokens * sizes.hidden
+    chunk = 2 * FULL * min(passes.chunk_tokens, passes.tokens) * sizes.vocab // strategy.tp
     return Needs(
         weights=b * _megatron_elements(sizes, strategy),
         activations=tokens * b * (4 * sizes.hidden + 3 * sizes.feed_forward // tp),
-        buffers=(logits + chunk) // strategy.tp,
+        buffers=(states if passes.tells_states else logits) + chunk,
     )
 
 

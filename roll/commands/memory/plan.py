@@ -35,7 +35,7 @@ from roll.config.sections.strategy import (
     TrainStrategyConfig,
     VllmConfig,
 )
-from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
+from roll.config.sections.training import InferRole, LearnerRole, ScoreRole, TeacherRole
 from roll.config.step_plan import rows_together, sequences_of, trained_rows
 from roll.distributed.device_layout import address_to_join
 from roll.platform.machine import GIB, count_gpus, gpu_memory_gb, memory_gb
@@ -154,6 +154,7 @@ def _computing(
         ranks=config.num_devices(name),
         width=_WIDTHS[model.dtype],
         micro_batches=ceil(rows / at_once),
+        tells_states=isinstance(role, TeacherRole) and _tell_distributions(config),
     )
     if isinstance(role, ScoreRole):
         return scored(sizes, role.strategy, passes)
@@ -168,6 +169,11 @@ def _computing(
         own = copied_states(sizes, role.strategy, passes.ranks, learned(model, sizes), kept)
         needs = replace(needs, copied=own + reference)
     return needs
+
+
+def _tell_distributions(config: RunConfig) -> bool:
+    """Return whether the run's teachers tell whole distributions, not log-probs of tokens alone."""
+    return not isinstance(config, RlvrBase) or config.algorithm.distill_target is not None
 
 
 def _rows(config: RunConfig, name: str) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from roll.config.sections.strategy import (
 from roll.core.errors import ConfigError
 from roll.platform.machine import GIB
 from tests.runs import write_rows_task, write_task
-from tests.tiny import tiny_qwen3
+from tests.tiny import char_tokenizer, tiny_qwen3
 from tests.unit.memory.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
 
 
@@ -213,6 +213,22 @@ def test_the_last_stage_of_megatron_has_the_logits_of_a_whole_micro_batch() -> N
     assert again == found - 100 * layer_activations(wide, 2), "that layer comes later"
     frozen = scored(wide, MegatronConfig(), passes).buffers
     assert frozen == pytest.approx(2 * 2 * 100 * 100_000 + 2 * 4 * 10 * 100_000, rel=0.01)
+    teacher = scored(wide, MegatronConfig(), replace(passes, tells_states=True)).buffers
+    assert teacher == 2 * 2 * 100 * 10 + 2 * 4 * 10 * 100_000, "hidden states, not logits"
+
+
+def test_a_teacher_on_megatron_has_no_logits_of_a_whole_micro_batch(tmp_path: Path) -> None:
+    row = {"prompt": "a", "completion": "b"}
+    columns = {"messages": None, "prompt": "prompt", "completion": "completion"}
+    model = {"path": str(tmp_path / "model")}
+    teacher = {"pool": "all", "model": model, "strategy": {"kind": "megatron"}}
+    path = write_rows_task(
+        tmp_path, "distill", {"train": [row] * 8}, teachers={"t": teacher}, columns=columns
+    )
+    roles, _ = of_roles(load_config(path, ("teachers.t.logprob_chunk_tokens=1",)).config, CUDA)
+    (needs,) = (each.needs for each in roles if each.role == "teachers.t")
+    # 4 rows of 64 tokens, 64 numbers of 4 bytes each; and logits of one token.
+    assert needs.buffers == 2 * 4 * (4 * 64) * 64 + 2 * 4 * len(char_tokenizer())
 
 
 def test_megatron_divides_norms_only_with_sequence_parallelism() -> None:
