@@ -164,6 +164,7 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
         results[name] = {
             "start": start,
             "divergence": divergence_BT,
+            "head": next(row.head for row in told.teacher_outputs or []),
             "info": student.rank_info,
             "metrics": metrics,
             "weights": {key: tensor.clone() for key, tensor in student.export_weights()},

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.peak_memory import PeakMemory, return_freed
 from mcore_adapter.parallel.logprobs import token_logprobs
+from mcore_adapter.parallel.vocabulary import VocabularyPart
 from roll.algorithms.divergences import divergence
 from roll.algorithms.teacher_divergence import Comparison, coarse, top_logprobs
 from roll.config.algorithm.divergences import (
@@ -24,7 +25,7 @@ from roll.config.algorithm.divergences import (
     UldConfig,
 )
 from roll.core.teacher_outputs import OutputHead, TeacherRow
-from roll.strategy.megatron.divergence import compared_part, divergences, outputs_here
+from roll.strategy.megatron.divergence import divergences, outputs_here
 from tests.convert.spawned import run_ranks
 
 TOKENS, NEEDED, TOP_K = 13, 11, 4
@@ -111,7 +112,7 @@ def on_ranks(settings: list[tuple[DivergenceConfig, int | None]]) -> list[tuple[
     for kind, top_k in settings:
         mine = logits.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
         how = replace(HOW, divergence=kind)
-        part = compared_part(how, mine.shape[1], everyone())
+        part = VocabularyPart(everyone(), TOKENS, mine.shape[1])
         outputs = outputs_here(rows(kind, top_k), needed(), torch.device("cpu"), how, part)
         apart = divergences(mine, outputs, how, part, chunk_tokens=3)
         (apart * weights).sum().backward()
@@ -168,7 +169,7 @@ def memory_of(kind: str) -> dict[str, int]:
 
     def passes() -> None:
         if kind == "divergence":
-            part = compared_part(how, width, group)
+            part = VocabularyPart(group, 2 * width, width)
             mask = torch.ones(1, tokens + 1, dtype=torch.bool)
             outputs = outputs_here([row], mask, torch.device("cpu"), how, part)
             found = divergences(logits, outputs, how, part, chunk_tokens=32)

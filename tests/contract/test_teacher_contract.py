@@ -108,6 +108,17 @@ def test_loss_and_gradient_are_those_of_whole_logits(
         assert float((found - gradient).abs().max()) / scale < 5e-6, name
 
 
+def test_the_head_is_that_of_the_model_without_padding(
+    ranks: list[dict[str, Any]], folder: Path
+) -> None:
+    path = folder / ranks[0]["pair"].models / "teacher"
+    wanted = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for rank in ranks:
+        head = rank["whole"]["head"]
+        assert torch.equal(head.weight_VD, wanted.lm_head.weight)
+        assert head.cap == getattr(wanted.config, "final_logit_softcapping", None)
+
+
 def test_what_teachers_say_is_not_rounded_for_a_student_in_bfloat16(
     ranks: list[dict[str, Any]],
 ) -> None:

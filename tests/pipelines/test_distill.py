@@ -159,18 +159,21 @@ def test_too_many_likeliest_tokens_are_refused(tmp_path: Path) -> None:
         run_local(task(tmp_path), ["loss.top_k=65"])
 
 
-@pytest.mark.parametrize("top_k", [None, 4])
-def test_a_student_learns_from_its_own_samples(tmp_path: Path, top_k: int | None) -> None:
+@pytest.mark.parametrize(("top_k", "backend"), [(None, "fsdp2"), (4, "megatron")])
+def test_a_student_learns_from_its_own_samples(
+    tmp_path: Path, top_k: int | None, backend: str
+) -> None:
     torch.manual_seed(0)
     save_tiny_model(tmp_path / "teacher", seed=7)
+    strategy, model = {"kind": backend}, {"path": str(tmp_path / "teacher")}
     path = write_task(
         tmp_path,
-        teachers={"t": {"pool": "all", "model": {"path": str(tmp_path / "teacher")}}},
+        teachers={"t": {"pool": "all", "model": model, "strategy": strategy}},
         reference=None,
         rewards={},
         validation={},
         algorithm={"loss": [{"kind": "distill", "top_k": top_k}]},
-        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}, "strategy": strategy},
     )
     apart = [r["distill/divergence"] for r in run_local(path, ["max_steps=25"]) if "lr" in r]
     assert sum(apart[-3:]) < 0.5 * sum(apart[:3]), apart

@@ -69,12 +69,29 @@ class OneRun:
             cluster.close()
 
 
-def with_uld(folder: Path) -> Path:
+def with_teacher(folder: Path) -> Path:
     """A teacher with other tokens, and samples of the policy."""
     other_tokens(save_tiny_model(folder / "teacher", seed=7))
-    teacher = {"pool": "two", "model": {"path": str(folder / "teacher")}}
-    term = {"kind": "distill", "divergence": {"kind": "uld"}}
-    return on_two_ranks(folder, algorithm={"loss": [term]}, rewards={}, teachers={"t": teacher})
+    return taught(folder, "uld", learns={"kind": "fsdp2"}, teaches={"kind": "hf"})
+
+
+def with_cut_teacher(folder: Path) -> Path:
+    """A teacher and a student on Megatron-Core, each cut in its own way."""
+    save_tiny_model(folder / "teacher", seed=7)
+    learns, teaches = ({"kind": "megatron", **cut} for cut in ({"pp": 2}, {"tp": 2}))
+    return taught(folder, "jensen_shannon", learns=learns, teaches=teaches)
+
+
+def taught(folder: Path, kind: str, *, learns: dict[str, Any], teaches: dict[str, Any]) -> Path:
+    """A run that learns from the model in `teacher`; `learns` and `teaches` are strategies."""
+    model = {"path": str(folder / "teacher")}
+    return on_two_ranks(
+        folder,
+        actor_train={"pool": "two", "strategy": learns, "optimizer": {"lr": 1e-3}} | UPDATES,
+        teachers={"t": {"pool": "two", "strategy": teaches, "model": model}},
+        algorithm={"loss": [{"kind": "distill", "divergence": {"kind": kind}}]},
+        rewards={},
+    )
 
 
 def on_two_ranks(folder: Path, **changes: Any) -> Path:
@@ -131,7 +148,8 @@ def with_pairs(folder: Path) -> Path:
 
 
 MADE: dict[str, Callable[[Path], Path]] = {
-    "uld": with_uld,
+    "uld": with_teacher,
+    "megatron": with_cut_teacher,
     "reward model": with_pairs,
     **{
         preset: partial(on_two_ranks, algorithm={"preset": preset}, **changes)
@@ -141,6 +159,7 @@ MADE: dict[str, Callable[[Path], Path]] = {
 
 
 ALONE = {
+    "megatron": ["actor_train.strategy={kind: fsdp2}", "teachers.t.strategy={kind: hf}"],
     "ppo": ["critic.strategy={kind: fsdp2}"],
     "reward model": ["actor_train.strategy={kind: fsdp2}"],
 }
