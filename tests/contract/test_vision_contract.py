@@ -28,6 +28,7 @@ from tests.contract.vision_job import (
     plain_terms,
     refused_job,
     score_job,
+    taught_job,
     vision_batch,
     vision_rows,
 )
@@ -183,6 +184,17 @@ def test_every_backend_scores_as_plain_transformers(models: Path, world: int) ->
         assert len(rank) == len(families) * len(SCORING) * 3
         for (family, _, kind), (info, terms) in rank.items():
             check_scores(models, family, kind, info, terms, 1e-5)
+
+
+def test_a_teacher_on_megatron_sees_what_its_rows_show(models: Path) -> None:
+    made = partial(taught_job, family="qwen3_vl")
+    (found,) = run_ranks(1, made, models / "taught", timeout_s=200)
+    for number, (row, told) in enumerate(zip(vision_rows("qwen3_vl"), found["rows"], strict=True)):
+        wanted, _ = alone(models, "qwen3_vl", number, True)
+        logprobs = (told.outputs[0] @ found["head"].weight_VD.T).log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(row.tokens)[told.positions_N, None])[:, 0]
+        torch.testing.assert_close(chosen, wanted[told.positions_N - 1], atol=1e-5, rtol=1e-5)
+        assert len(told.positions_N) == len(row.written)
 
 
 def test_what_is_saved_is_what_was_trained_and_can_be_used(

@@ -15,13 +15,17 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.frozen import part_of
 from roll.config.sections.model import LoraConfig, ModelConfig, ModelPart
 from roll.config.sections.strategy import MegatronConfig
+from roll.config.sections.training import ScoreRole
 from roll.core.batches import RolloutBatch
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
+from roll.strategy.build import build_score
 from roll.strategy.training.group import GroupMembership
+from roll.strategy.training.teacher_forward import TeacherHead
 from tests.contract.backends import PACKING, SCORE_BACKENDS, TRAIN_BACKENDS, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of
 from tests.vision_models import IMAGE, VOCAB_SIZE, SeenRow, seen_row
@@ -205,6 +209,17 @@ def score_job(spec: WorkerSpec, folder: Path, *, families: Sequence[str]) -> dic
             strategy.close()
     group.leave()
     return results
+
+
+def taught_job(spec: WorkerSpec, folder: Path, *, family: str) -> dict[str, Any]:
+    """What a teacher on megatron tells of its rows, and its head."""
+    role = ScoreRole(pool="p", strategy=MegatronConfig(), max_tokens_per_microbatch=TIGHT)
+    head = TeacherHead(DistillTargetConfig(), VOCAB_SIZE, 7)
+    teacher = build_score(role, ModelConfig(path=str(folder.parent / family)), spec, head)
+    rows = teacher.score(vision_batch(family, MIXED)).rows
+    found = {"rows": rows, "head": teacher.output_head()}
+    teacher.close()
+    return found
 
 
 def refused_job(spec: WorkerSpec, folder: Path) -> dict[str, str]:
