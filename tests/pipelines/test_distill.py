@@ -78,8 +78,8 @@ def test_a_teacher_of_two_workers_teaches_what_one_teaches(tmp_path: Path) -> No
 def test_megatron_teaches_and_learns_what_other_backends_do(tmp_path: Path, kind: str) -> None:
     found = []
     for backend in ("fsdp2", "megatron"):
-        changes = {"max_steps": 2, "loss": {"divergence": {"kind": kind}, "sft_coef": 0.5}}
-        path = task(tmp_path / backend, **changes)
+        loss = {"divergence": {"kind": kind}, "sft_coef": 0.5}
+        path = task(tmp_path / backend, max_steps=2, loss=loss)
         if kind == "uld":
             other_tokens(tmp_path / backend / "teacher")
         strategy = f"strategy={{kind: {backend}}}"
