@@ -25,6 +25,7 @@ from tests.contract.ranks import run_ranks
 from tests.contract.teacher_job import NUM_TOKENS, PAIRS, SFT_COEF, TARGETS, job, taught_batch
 from tests.families import SIZES
 from tests.tiny import char_tokenizer, tiny_qwen3, tiny_qwen3_moe
+from tests.turns import in_groups
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def bounded(cap: float) -> PreTrainedModel:
     return Gemma3ForCausalLM(config)
 
 
-@pytest.fixture(scope="module", params=PAIRS)
+@pytest.fixture(scope="module", params=in_groups(PAIRS))
 def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     of_pair = partial(job, pair=request.param)
     found = run_ranks(2, of_pair, folder / request.param.replace(" ", "_"), timeout_s=280)
