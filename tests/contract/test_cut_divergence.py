@@ -172,11 +172,11 @@ def memory_of(kind: str) -> dict[str, int]:
             part = VocabularyPart(group, 2 * width, width)
             mask = torch.ones(1, tokens + 1, dtype=torch.bool)
             outputs = outputs_here([row], mask, torch.device("cpu"), how, part)
-            found = divergences(logits, outputs, how, part, chunk_tokens=32)
+            found = divergences(logits, outputs, how, part, chunk_tokens=16)
         else:
             targets = torch.arange(tokens)
             logprobs, entropy, squares = token_logprobs(
-                logits, targets, vocab=2 * width, group=group, chunk=32, squares=True
+                logits, targets, vocab=2 * width, group=group, chunk=16, squares=True
             )
             assert squares is not None
             found = logprobs + entropy + squares
@@ -192,5 +192,6 @@ def memory_of(kind: str) -> dict[str, int]:
 @pytest.mark.parametrize("kind", ["divergence", "logprobs"])
 def test_neither_pass_has_all_logits_in_float32(kind: str) -> None:
     for answer in run_ranks(memory_of, 2, kind):
-        # The gradient is as large as the logits. In float32 they would be twice as large.
-        assert answer["logits"] < answer["peak"] < 2 * answer["logits"], answer
+        # The gradient is as large as the logits. Logits in float32 would be twice as large, beside it.
+        assert answer["peak"] < 2.5 * answer["logits"], answer
+        assert answer["peak"] > 0.5 * answer["logits"], "the meter reads nothing"
