@@ -192,6 +192,6 @@ def memory_of(kind: str) -> dict[str, int]:
 @pytest.mark.parametrize("kind", ["divergence", "logprobs"])
 def test_neither_pass_has_all_logits_in_float32(kind: str) -> None:
     for answer in run_ranks(memory_of, 2, kind):
-        # The gradient is as large as the logits. Logits in float32 would be twice as large, beside it.
+        # The gradient is as large as the logits. Beside it, logits in float32 would be twice that.
         assert answer["peak"] < 2.5 * answer["logits"], answer
         assert answer["peak"] > 0.5 * answer["logits"], "the meter reads nothing"
