@@ -56,11 +56,12 @@ class Pair:
     learns: Learns
     models: str = "dense"
     """Kind of both models, the name of their folder."""
+    packing: bool = False
 
 
-def on_megatron(models: str = "dense", **layout: Any) -> Pair:
+def on_megatron(models: str = "dense", *, packing: bool = False, **layout: Any) -> Pair:
     """Both on Megatron-Core, which a process can cut in one way only."""
-    return Pair(MegatronConfig(**layout), MegatronConfig(**layout), models)
+    return Pair(MegatronConfig(**layout), MegatronConfig(**layout), models, packing)
 
 
 PAIRS = {
@@ -71,7 +72,7 @@ PAIRS = {
     "fsdp2 to megatron dp2": Pair(Fsdp2Config(), MegatronConfig(distributed_optimizer=True)),
     "megatron pp2 to fsdp2": Pair(MegatronConfig(pp=2), Fsdp2Config()),
     "hf to megatron tp2": Pair(HfScoreConfig(), MegatronConfig(tp=2)),
-    "megatron tp2 in sequence": on_megatron(tp=2, sequence_parallel=True),
+    "megatron tp2 in sequence, packed": on_megatron(tp=2, sequence_parallel=True, packing=True),
     "megatron cp2": on_megatron(cp=2),
     "megatron pp2 vpp2": on_megatron(pp=2, vpp=2),
     "megatron ep2": on_megatron("experts", ep=2),
@@ -144,12 +145,18 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
     group = GroupMembership(spec)  # which all share
     kept: list[Any] = []
     for name, target in TARGETS.items():
-        role = ScoreRole(pool="p", strategy=made.teaches, max_tokens_per_microbatch=24)
+        role = ScoreRole(
+            pool="p", strategy=made.teaches, max_tokens_per_microbatch=24, packing=made.packing
+        )
         teacher = build_score(role, teacher_model, spec, TeacherHead(target, NUM_TOKENS, 5))
         told = asked(teacher, whole=target.top_k is None)
         student = build_train(
             TrainRole(
-                pool="p", strategy=made.learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
+                pool="p",
+                strategy=made.learns,
+                optimizer=PLAIN_STEP,
+                max_tokens_per_microbatch=40,
+                packing=made.packing,
             ),
             student_model,
             spec,
