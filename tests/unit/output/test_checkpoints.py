@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,10 @@ def test_a_kill_at_any_line_leaves_a_folder_that_is_whole(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("*/.old_hf"))
 
 
+def write_weights(said: str, path: Path) -> None:
+    (path / "weights").write_text(said)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_folder_that_is_a_link_is_written_where_the_link_leads_to(
     tmp_path: Path, there: bool
@@ -244,7 +249,7 @@ def test_a_folder_that_is_a_link_is_written_where_the_link_leads_to(
     if there:
         disk.mkdir()
     for said in ("first", "second"):
-        write_folder(link, lambda path, said=said: (path / "weights").write_text(said))
+        write_folder(link, partial(write_weights, said))
         assert (disk / "weights").read_text() == said
     assert link.is_symlink()
     assert [each.name for each in tmp_path.rglob("*")].count("weights") == 2
