@@ -28,7 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.peak_memory import meter, return_freed
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.commands.memory.formula import Needs, Passes, trained
+from roll.commands.memory.formula import trained
+from roll.commands.memory.needs import Needs, Passes
 from roll.commands.memory.sizes import Learned, sizes_of
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config

@@ -88,10 +88,13 @@ def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
 
 def _in_one_process(config: RunConfig) -> Any:
     """Return the role that trains, without packing; fsdp2 and megatron get their default options,
-    and so parallel sizes of 1."""
+    and so parallel sizes of 1, but for those that add layers to a model."""
     role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
-    if isinstance(role.strategy, Fsdp2Config | MegatronConfig):
-        return role.model_copy(update={"strategy": type(role.strategy)()})
+    match role.strategy:
+        case Fsdp2Config():
+            return role.model_copy(update={"strategy": Fsdp2Config()})
+        case MegatronConfig(mtp_loss_weight=weight):
+            return role.model_copy(update={"strategy": MegatronConfig(mtp_loss_weight=weight)})
     return role
 
 

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from roll.commands.checks.further_layers import check_further_layers
 from roll.commands.checks.homes import check_homes
 from roll.commands.checks.import_paths import Call, check_import_path
+from roll.commands.checks.model_config import config_of
 from roll.commands.checks.output_folder import check_output_folder, check_resume
 from roll.commands.checks.shared_models import check_shared
 from roll.commands.memory.plan import check_fit, devices_of
@@ -84,7 +84,8 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_weights, key, model.path), True) for key, model in config.models.items()),
         *((partial(_check_frozen, role), False) for role in _trained_models(config)),
-        *((check, False) for check in check_shared(config, _config_of)),
+        *((check, False) for check in check_shared(config)),
+        (partial(check_further_layers, config), False),
         (partial(_check_long_rows, config), False),
         *((check, False) for check in _check_corpora(config)),
         *((check, True) for check in _check_keys(config, environ)),
@@ -191,7 +192,7 @@ def _check_long_rows(config: RunConfig) -> None:
     if not isinstance(config, RlvrBase):
         return
     model, longest = config.train_model, config.max_sequence_tokens
-    values = _config_of(model)
+    values = config_of(model)
     # transformers keeps what is given under the older key under the newer one.
     newer = {"rope_scaling": "rope_parameters"}
     overrides = {newer.get(key, key): value for key, value in model.overrides.items()}
@@ -348,26 +349,8 @@ def _check_without_gpu(config: RunConfig, environ: Mapping[str, str]) -> None:
         return
     if address_to_join(config.cluster, environ) is not None or this_machine().gpus:
         return
-    model = _config_of(config.train_model)
+    model = config_of(config.train_model)
     if model is None:
         return
     dtype = config.actor_infer.dtype or config.train_model.dtype
     check_model(config.actor_infer.strategy, model, dtype)
-
-
-def _config_of(model: ModelConfig) -> dict[str, Any] | None:
-    """Return the config of a model; None: it is not on this machine.
-
-    Raises:
-        ConfigError: it is not a JSON object.
-    """
-    file = Path(model.path).expanduser() / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: expected the config of a model in JSON, {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected a JSON object, found {type(found).__name__}")
-    return found

@@ -1,8 +1,8 @@
 """Layers that predict further tokens (MTP), which a folder of trained weights takes over.
 
-No training backend has these layers: transformers leaves them out when it loads a model, and
-Megatron-Core would build them only to train them. Engines speculate with them. So a saved folder
-has them as they are in the checkpoint that the run began with.
+Only `megatron` with `mtp_loss_weight` trains these layers: transformers leaves them out when it
+loads a model. Engines speculate with them. So a saved folder has them, if they are not trained, as
+they are in the checkpoint that the run began with.
 """
 
 from __future__ import annotations

@@ -14,12 +14,10 @@ from transformers.utils.hub import cached_file
 
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import EngineError
+from roll.models.further import is_further_name
 
 _FREQUENCIES = re.compile(r"(^|\.)rotary(_pos)?_emb\.inv_freq$")
 """Rotary frequencies, which early Llamas saved; they are known from the config."""
-_FURTHER = re.compile(r"(^|\.)mtp(_[a-z_]+)?\.")
-"""Parts of multi-token prediction layers that have names of their own, as in Qwen3-Next."""
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,12 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
     text = config.get_text_config()
     tied = frozenset({"lm_head.weight"}) if _is_tied(config) else frozenset()
     unread = _unread_by_language_model(config)
-    untrained = {name for name in shapes if is_untrained(name, text) or unread(name)}
+    untrained = {name for name in shapes if is_never_pushed(name, text) or unread(name)}
     return Checkpoint(shapes, tied | untrained)
 
 
-def is_untrained(name: str, config: PreTrainedConfig) -> bool:
-    """Return whether a tensor of a checkpoint is missing from the models of all training backends.
+def is_never_pushed(name: str, config: PreTrainedConfig) -> bool:
+    """Return whether a push of weights never has a tensor of a checkpoint.
 
     Such tensors are saved rotary frequencies and multi-token prediction layers.
 
@@ -73,13 +71,8 @@ def is_further(name: str, config: PreTrainedConfig) -> bool:
         name: Hugging Face name of the tensor.
         config: config of the language model.
     """
-    if _FURTHER.search(name):
-        return True
-    layer = _LAYER.search(name)
-    # DeepSeek-V3 and GLM-4 MoE number the multi-token prediction layers after the decoder layers.
     further = config.to_dict().get("num_nextn_predict_layers") or 0
-    beyond = int(layer[1]) - config.num_hidden_layers if layer else -1
-    return 0 <= beyond < further
+    return is_further_name(name, config.num_hidden_layers, further)
 
 
 def _is_tied(config: PreTrainedConfig) -> bool:

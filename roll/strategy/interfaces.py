@@ -185,7 +185,7 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         """Write a folder that `from_pretrained` of the model's class loads, tokenizer included.
 
-        A language model gets the layers that predict further tokens (MTP), which are not trained,
+        A language model gets the layers that predict further tokens (MTP), if they are not trained,
         from the checkpoint at `model.path`.
 
         If the model has an adapter, write the adapter alone, in PEFT's format. Collective; rank 0

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP): no backend trains them, and a saved folder has them."""
+"""Layers that predict further tokens (MTP) and are not trained: a saved folder has them."""
 
 from __future__ import annotations
 

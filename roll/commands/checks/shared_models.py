@@ -3,22 +3,20 @@ and that Megatron-Core can pack its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
+from roll.commands.checks.model_config import config_of
 from roll.config.errors import ConfigError
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
 
-ReadConfig = Callable[[ModelConfig], Mapping[str, Any] | None]
-"""Returns the config of a model; None: it is not on this machine."""
 NUMBER_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of transformers for the number of experts of a layer."""
 
 
-def check_shared(config: RunConfig, read: ReadConfig) -> Iterator[Callable[[], object]]:
+def check_shared(config: RunConfig) -> Iterator[Callable[[], object]]:
     """Yield a check of each role with context parallel ranks or packed rows of Megatron-Core, or
     with expert parallel ranks of `fsdp2`, which raises ConfigError if they cannot share the rows or
     the experts of its model, or its rows cannot be packed. A model that is not on this machine is
@@ -26,14 +24,12 @@ def check_shared(config: RunConfig, read: ReadConfig) -> Iterator[Callable[[], o
     for name, role in config.computing.items():
         model = role.model or config.train_model
         if isinstance(role.strategy, MegatronConfig) and (role.strategy.cp > 1 or role.packing):
-            yield partial(_check_rows, name, role.strategy, model, read, packs=role.packing)
+            yield partial(_check_rows, name, role.strategy, model, packs=role.packing)
         if isinstance(role.strategy, Fsdp2Config) and role.strategy.ep > 1:
-            yield partial(_check_experts, name, role.strategy.ep, model, read)
+            yield partial(_check_experts, name, role.strategy.ep, model)
 
 
-def _check_rows(
-    name: str, strategy: MegatronConfig, model: ModelConfig, read: ReadConfig, *, packs: bool
-) -> None:
+def _check_rows(name: str, strategy: MegatronConfig, model: ModelConfig, *, packs: bool) -> None:
     """Raise ConfigError if the ranks of a role cannot share the rows of its model, or they cannot
     be packed.
 
@@ -45,7 +41,7 @@ def _check_rows(
         from mcore_adapter.models.shared_rows import why_not_packed, why_not_shared
     except ImportError:
         return  # `check_engine` tells it
-    found = read(model)
+    found = config_of(model)
     try:
         if found and (why := why_not_shared(found, strategy.cp, strategy.tp)):
             raise ConfigError(f"{name}.strategy: {why}")
@@ -55,13 +51,13 @@ def _check_rows(
         raise ConfigError(f"{name}.strategy: {error}") from error
 
 
-def _check_experts(name: str, ranks: int, model: ModelConfig, read: ReadConfig) -> None:
+def _check_experts(name: str, ranks: int, model: ModelConfig) -> None:
     """Raise ConfigError unless `ranks` ranks can share the experts of a model.
 
     Args:
         name: key of the role.
     """
-    found = read(model)
+    found = config_of(model)
     if found is None:
         return
     told = {**found, **(found.get("text_config") or {}), **model.overrides}

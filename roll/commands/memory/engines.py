@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.commands.memory.formula import FULL, Needs
+from roll.commands.memory.needs import FULL, Needs
 from roll.commands.memory.sizes import ModelSizes
 from roll.config.sections.strategy import EngineConfig, HfEngineConfig, SglangConfig, VllmConfig
 from roll.platform.machine import GIB

@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from roll.commands.memory.engines import Requests, served
-from roll.commands.memory.formula import (
-    Needs,
-    Passes,
-    copied_states,
-    on_its_device,
-    scored,
-    trained,
-)
+from roll.commands.memory.formula import copied_states, on_its_device, scored, trained
+from roll.commands.memory.needs import Needs, Passes
 from roll.commands.memory.sizes import ModelSizes, learned, sizes_of
 from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError

@@ -15,6 +15,17 @@ from roll.config.errors import ConfigError
 from roll.config.frozen import frozen_names
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.core.hub import has_hub_form
+from roll.models.further import is_copy, is_further_name
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherLayers:
+    """Layers of a model that predict further tokens (MTP), without what they share with it."""
+
+    layers: int = 0
+    elements: int = 0
+    experts: int = 0
+    """Elements of their routed experts, which are part of `elements`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +33,8 @@ class ModelSizes:
     """Numbers of elements of a model's parameters, and its widths."""
 
     total: int
-    """Elements of all parameters; a head that is the embedding counts once."""
+    """Elements of all parameters but those of `further`; a head that is the embedding counts
+    once."""
     experts: int
     """Elements of all routed experts, which are part of `total`."""
     layer: int
@@ -53,6 +65,7 @@ class ModelSizes:
     """Number of routed experts that a token is given to."""
     quantised_bytes: int | None = None
     """Bytes of all weights in files that are quantised; None: they are not."""
+    further: FurtherLayers = FurtherLayers()
 
     def with_score_head(self) -> ModelSizes:
         """Return the sizes of a critic or a reward model, which has one output per token in place
@@ -99,7 +112,34 @@ def sizes_of(model: ModelConfig, *, scores: bool = False) -> ModelSizes | None:
     if stored is None:
         return counted
     kept = [n for n in stored if not (scores and n.endswith("lm_head.weight"))]
-    return replace(counted, total=sum(stored[name].elements for name in kept))
+    further = {name: stored[name].elements for name in kept if _is_further(name, config)}
+    total = sum(stored[name].elements for name in kept) - sum(further.values())
+    return replace(counted, total=total, further=_further_of(further, counted.further.layers))
+
+
+def _is_further(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a tensor belongs to a layer that predicts further tokens."""
+    told = _told(config)
+    layers, further = told["num_hidden_layers"], told.get("num_nextn_predict_layers") or 0
+    return is_further_name(name, int(layers), int(further))
+
+
+def _further_of(stored: Mapping[str, int], layers: int) -> FurtherLayers:
+    """Return the sizes of the layers of which these are the tensors in the files.
+
+    Args:
+        layers: their number, as far as the config says it.
+    """
+    own = {name: elements for name, elements in stored.items() if not is_copy(name)}
+    if not own:
+        return FurtherLayers()
+    experts = sum(elements for name, elements in own.items() if ".experts." in name)
+    return FurtherLayers(max(1, layers), sum(own.values()), experts)
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config.json, those of a language model in it first."""
+    return {**config, **(config.get("text_config") or {})}
 
 
 def _is_quantised(config: Mapping[str, Any]) -> bool:
@@ -130,10 +170,19 @@ def learned(model: ModelConfig, sizes: ModelSizes) -> Learned:
         frozen = frozenset()
     heads = [name for name in stored if name.endswith("lm_head.weight")]
     heads = heads or [name for name in stored if name.endswith("embed_tokens.weight")]
+    further = {name for name in frozen if _is_further(name, _config_of(model))}
     return Learned(
-        sizes.total - sum(stored[name] for name in frozen),
+        sizes.total - sum(stored[name] for name in frozen - further),
         head=frozen.isdisjoint(heads),
     )
+
+
+def _config_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the content of the config.json of a model whose sizes are known."""
+    folder = _folder(model.path)
+    assert folder is not None
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return found
 
 
 def count(config: Mapping[str, Any]) -> ModelSizes:
@@ -142,7 +191,7 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
     Raises:
         KeyError: the config lacks a number that such a decoder has.
     """
-    told = {**config, **(config.get("text_config") or {})}
+    told = _told(config)
     hidden, layers, vocab = (
         int(told[key]) for key in ("hidden_size", "num_hidden_layers", "vocab_size")
     )
@@ -182,6 +231,23 @@ def count(config: Mapping[str, Any]) -> ModelSizes:
         latent=_latent(told),
         layer_experts=of_layer if sparse_layers == layers or sparse > dense else 0,
         choices=choices,
+        further=_counted_further(told, outer + (sparse if number else dense), number * width),
+    )
+
+
+def _counted_further(told: Mapping[str, Any], layer: int, inner: int) -> FurtherLayers:
+    """Return the sizes of the layers that predict further tokens of which a config tells.
+
+    Args:
+        layer: elements of a layer of the kind that these have inside.
+        inner: width of all its routed experts together.
+    """
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    layers = next((int(told[key]) for key in keys if told.get(key)), 0)
+    hidden = int(told["hidden_size"])
+    # Three norms, and a projection of the embedding and the hidden state.
+    return FurtherLayers(
+        layers, layers * (layer + 3 * hidden + 2 * hidden**2), layers * 3 * hidden * inner
     )
 
 

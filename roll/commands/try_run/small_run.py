@@ -64,7 +64,12 @@ REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     CriticRole: {"warmup_steps": 0},
     FollowConfig: {"every": 1, "decay": 0.5},
     RolloutConfig: {"replay": None},
-    MegatronConfig: {"layers": None, "sequence_parallel": None},
+    MegatronConfig: {
+        "layers": None,
+        "sequence_parallel": None,
+        "mtp_loss_weight": None,
+        "mtp_detached": True,
+    },
     **{each: {"warmup_steps": 0, "warmup_ratio": 0.0} for each in OPTIMIZERS},
     OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
 }
@@ -235,6 +240,8 @@ def _walk(
         return
     if isinstance(config, RolloutConfig) and config.replay is not None:
         told.append("rollout.replay (samples are generated)")
+    if isinstance(config, MegatronConfig) and config.mtp_loss_weight is not None:
+        told.append("layers that predict further tokens (mtp_loss_weight)")
     if isinstance(config, Config):
         _cut(values, LARGEST)
         values |= REPLACED.get(type(config), {})

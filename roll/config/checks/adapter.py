@@ -1,5 +1,5 @@
-"""Rules for what is trained of a model, an adapter (`model.lora`) or some parts (`model.freeze`),
-and for the engines; see `roll.config.checks.common`."""
+"""Rules for what is trained of a model, an adapter (`model.lora`), some parts (`model.freeze`) or
+layers that predict further tokens, and for the engines; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,32 @@ def part_problems(config: RunConfig) -> Iterator[str]:
             continue
         if model.lora is not None and model.lora.parts != ("language",):
             yield f"{key}.lora.parts: megatron adapts the language model only; drop it"
+
+
+def further_layer_problems(config: RunConfig) -> Iterator[str]:
+    """Yield roles, adapters and pipelines with which no layers that predict further tokens are
+    trained."""
+    for name, role in config.trained.items():
+        strategy, key = role.strategy, f"{name}.strategy.mtp_loss_weight"
+        if not isinstance(strategy, MegatronConfig) or strategy.mtp_loss_weight is None:
+            continue
+        if name != Role.ACTOR_TRAIN:
+            yield f"{key}: trains layers for engines, and none generates with this model; drop it"
+        if (role.model or config.train_model).lora is not None:
+            yield (
+                f"{key}: an adapter ({config.model_key(name)}.lora) leaves all weights as they "
+                "are; drop one of the two"
+            )
+        if role.packing:
+            yield f"{key}: is for rows that are not packed; drop it, or {name}.packing"
+        if config.pipeline == "reward_model":
+            yield f"{key}: a reward model predicts no tokens; drop it"
+        if config.pipeline == "dpo":
+            yield (
+                f"{key}: half of the texts of pipeline dpo are those that the policy learns not to "
+                "write, and these layers would learn to predict them; drop it, and train them "
+                "with pipeline: sft or in an RL run"
+            )
 
 
 def untrained_problems(config: RunConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from roll.config.checks.adapter import (
+    further_layer_problems,
     part_problems,
     sharded_adapter_problems,
     untrained_problems,
@@ -38,6 +39,8 @@ _BACKWARD_ONLY = {
         "aux_loss_coef",
         "distributed_optimizer",
         "overlap_grad_reduce",
+        "mtp_loss_weight",
+        "mtp_detached",
     ),
 }
 """Options of each backend that have no effect on a model without a backward pass."""
@@ -60,6 +63,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _frozen(config)
     yield from sharded_adapter_problems(config)
     yield from part_problems(config)
+    yield from further_layer_problems(config)
     yield from untrained_problems(config)
 
 

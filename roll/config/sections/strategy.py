@@ -159,11 +159,47 @@ class MegatronConfig(Config):
     """Factor of the loss that balances the load of experts (arXiv 2101.03961), of which padding has
     no part: the mean over the micro-batches of all ranks. This loss is not part of
     `loss/total`."""
+    mtp_loss_weight: float | None = Field(default=None, gt=0)
+    """Factor of the loss of the model's layers that predict further tokens (MTP), which trains them
+    beside the policy: their cross-entropy on the trained tokens, weighted as the policy's loss,
+    the mean over the layers. Without the factor it is `loss/mtp`, which is not part of
+    `loss/total`. For actor_train. null: these layers are neither built nor trained."""
+    mtp_detached: bool = True
+    """The loss of these layers trains them alone, and their gradient is limited by a norm of its
+    own: embedding, head and all other layers learn as they do without. False: it trains the whole
+    model, as in pre-training (arXiv 2412.19437)."""
 
     @property
     def ranks_per_part(self) -> int:
         """Number of devices that get the same part of a batch."""
         return self.tp * self.cp * self.pp
+
+    @model_validator(mode="after")
+    def _check_further_layers(self) -> Self:
+        """Refuse what does not go together with layers that predict further tokens."""
+        if self.mtp_loss_weight is None:
+            if not self.mtp_detached:
+                raise ValueError(
+                    "mtp_detached is false, and without mtp_loss_weight no layer predicts further "
+                    "tokens; set it, or leave mtp_detached out"
+                )
+            return self
+        if self.cp > 1:
+            raise ValueError(
+                f"mtp_loss_weight is for ranks with whole rows, and cp is {self.cp}; leave one of "
+                "them out"
+            )
+        if self.overlap_grad_reduce:
+            raise ValueError(
+                "mtp_loss_weight: of layers that are trained alone, some weights get no gradient, "
+                "for which overlap_grad_reduce would wait; leave one of them out"
+            )
+        if self.aux_loss_coef:
+            raise ValueError(
+                "mtp_loss_weight: the layers that predict further tokens cannot leave padding out "
+                "of the loss that balances experts (aux_loss_coef); leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -11,7 +11,8 @@ KERNEL = "a choice of kernels or overlap of Megatron-Core, which this backend ma
 WHOLE = "micro-batches are made by tokens (`max_tokens_per_microbatch`), for scoring too"
 SANDBOX = "how programs run is set in `kwargs` of the reward (docs/sandbox.md)"
 MTP = (
-    "saved models have the layers for multi-token prediction of `model.path`; they are not trained"
+    "layers for multi-token prediction are trained on megatron alone, with `mtp_loss_weight`; else "
+    "saved models have those of `model.path`"
 )
 
 WHOLE_KEYS: dict[str, str] = {

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from roll.config.errors import nearest
+from roll.migrate.from_roll.reasons import MTP
 from roll.migrate.interpolation import Unresolved
 from roll.migrate.job import MEGATRON_SIZES, Job
 
 _BACKENDS = ("megatron", "deepspeed", "fsdp", "hf")
+MTP_WEIGHT = 0.3
+"""Factor of the loss of further tokens that ROLL's documentation names as the usual one."""
 _SIZES = {**MEGATRON_SIZES, "virtual_pipeline_model_parallel_size": "vpp"}
 
 
@@ -52,7 +55,9 @@ def _finish(job: Job, role: str, out: str, trains: bool) -> None:
     else:
         job.why(key, "concerns the backward pass, which this role does not have")
     aux = f"{role}.model_args.moe_aux_loss_coef"
-    if trains and job.draft.get(f"{out}.kind") == "megatron":
+    if job.draft.get(f"{out}.mtp_loss_weight") is not None:
+        job.why(aux, "not together with layers that predict further tokens (mtp_loss_weight)")
+    elif trains and job.draft.get(f"{out}.kind") == "megatron":
         job.move(aux, f"{out}.aux_loss_coef", "number", lambda v: float(v) if v >= 0 else None)
     else:
         job.why(aux, "only megatron, where it trains, has this loss")
@@ -87,9 +92,40 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
         job.why(f"{config}.overlap_grad_reduce", why)
         return
     job.move(f"{config}.use_distributed_optimizer", f"{out}.distributed_optimizer", "flag")
-    job.move(f"{config}.overlap_grad_reduce", f"{out}.overlap_grad_reduce", "flag")
     levels = {"full": "full", "selective": "attention", "none": "none"}
     job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
+    _further_layers(job, role, out)
+    overlap = f"{config}.overlap_grad_reduce"
+    if job.draft.get(f"{out}.mtp_loss_weight") is None:
+        job.move(overlap, f"{out}.overlap_grad_reduce", "flag")
+    else:
+        job.why(overlap, "not with layers that predict further tokens (mtp_loss_weight)")
+
+
+def _further_layers(job: Job, role: str, out: str) -> None:
+    """Write how layers that predict further tokens (MTP) are trained beside the policy."""
+    mode, config = f"{role}.mtp_training_mode", f"{role}.strategy_args.strategy_config"
+    told = (job.keys.text(mode) or "disabled").lower()
+    if told not in ("standalone", "joint"):
+        why = {"mtp_only": "freeze the other weights (`model.freeze`), with `mtp_loss_weight`"}
+        job.why(mode, why.get(told, MTP))
+        return
+    prevents = (
+        job.draft.get("pipeline") == "dpo",
+        job.draft.get("model.lora") is not None,
+        int(job.draft.get(f"{out}.cp") or 1) > 1,
+        not out.startswith("actor_train."),
+    )
+    if any(prevents):
+        job.why(mode, "only of the policy, and not with pairs, adapters or context parallelism")
+        return
+    factors = [f"{at}.mtp_loss_scaling_factor" for at in (role, config)]
+    given = [key for key in factors if (job.keys.number(key) or 0) > 0]
+    weight = float(job.keys.number(given[0]) or 0) if given else MTP_WEIGHT
+    job.put(f"{out}.mtp_loss_weight", weight, mode, *given[:1])
+    if told == "joint":
+        job.put(f"{out}.mtp_detached", False, mode)
+    job.why(f"{config}.mtp_num_layers", "all such layers of the model are trained")
 
 
 def _fsdp2(job: Job, role: str, out: str, devices: int, trains: bool) -> None:

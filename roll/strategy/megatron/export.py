@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from mcore_adapter.gather import export
+from mcore_adapter.gather import export, weight
 from mcore_adapter.lora_io import merged
+from mcore_adapter.modeling.mtp import mtp_tensors
 from roll.strategy.megatron.model import MegatronModel
 from roll.weight_sync.manifest import Manifest
 
@@ -20,7 +21,7 @@ BUCKET_BYTES = 256 << 20
 
 
 def full_weights(
-    model: MegatronModel, *, adapter: bool = False, wanted: bool = True
+    model: MegatronModel, *, adapter: bool = False, further: bool = False, wanted: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and full tensors in the order of the manifest, with the adapter added.
 
@@ -28,13 +29,16 @@ def full_weights(
 
     Args:
         adapter: yield only the LoRA factors of the adapter.
+        further: also yield the layers that predict further tokens, if the model has them.
         wanted: False if this rank only takes part in the collectives and gets no tensors.
     """
     trained = model.trained
+    left_out = set() if further else {id(tensor) for tensor in mtp_tensors(model.chunks)}
     return export(
         model.chunks,
         model.learns if adapter else model.table,
         model.sizes,
+        value=lambda tensor: None if id(tensor) in left_out else weight(tensor),
         change=(
             merged(model.chunks, trained.adapter, model.sizes)
             if trained is not None and not adapter
@@ -63,9 +67,8 @@ def frozen(model: MegatronModel) -> frozenset[str]:
     These are the weights without an adapter, if the model trains an adapter; otherwise those of
     frozen parts.
     """
-    if model.trained is None:
-        return model.frozen
-    return frozenset(m.name for m in model.manifest.tensors) - model.trained.adapted
+    names = frozenset(meta.name for meta in model.manifest.tensors)
+    return model.frozen & names if model.trained is None else names - model.trained.adapted
 
 
 def parts(model: MegatronModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:

@@ -54,7 +54,7 @@ class MegatronModel:
     """Conversion between the model's tensors and those of the Hugging Face checkpoint."""
     sizes: ParallelSizes
     manifest: Manifest
-    """Manifest of the weights, each divided equally among all ranks."""
+    """Manifest of the weights that engines get, each divided equally among all ranks."""
     cp: int
     """Number of ranks that share the tokens of each row."""
     vocab: int
@@ -69,6 +69,9 @@ class MegatronModel:
     frozen: frozenset[str] = frozenset()
     """Names in the manifest of the weights that training leaves as they are, if it trains others
     and no adapter."""
+    further: tuple[TensorMeta, ...] = ()
+    """Weights of the layers that predict further tokens (MTP), if the model has been built with
+    them. Saved folders and checkpoints have them; no engine reads them."""
     trained: Trained | None = None
     """Adapter that is trained; None if the model trains no adapter."""
     tells_states: bool = False
@@ -121,6 +124,7 @@ def load_model(
     folder = folder_of(model)
     outline = None if kind is None else outline_classifier(model, kind)
     head = None if outline is None else _head(outline)
+    options = _options(config, model, head, trainable=trainable)
     try:
         found = read_config(folder, _replaced(model))
         table = table_in(folder, head)
@@ -128,7 +132,7 @@ def load_model(
         check_widths(table, sizes)
         if packs and (why := why_not_packed(found)):
             raise ConfigError(f"packing: {why}; leave `packing` out")
-        bare = build_model(found, sizes, _options(config, model, head))
+        bare = build_model(found, sizes, options)
         load(folder, bare, table, sizes)
         for chunk in bare:
             chunk.requires_grad_(trainable)
@@ -138,14 +142,16 @@ def load_model(
         if trainable and trained is None and config.overlap_grad_reduce:
             _check_overlap(metas.keys() - frozen)
     except McoreAdapterError as error:
-        raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
+        hint = "; without mtp_loss_weight these layers are not needed" if options.mtp else ""
+        raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}{hint}") from error
+    of_further = _names_of_further(table, sizes) if options.mtp else frozenset[str]()
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
     return MegatronModel(
         chunks=_wrapped(config, bare) if trainable else bare,
         table=table,
         sizes=sizes,
-        manifest=_cut_evenly(metas),
+        manifest=_cut_evenly({name: metas[name] for name in metas if name not in of_further}),
         cp=config.cp,
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
@@ -153,6 +159,7 @@ def load_model(
         sight=Sight(model) if "vision_config" in found else None,
         outline=outline,
         frozen=frozen,
+        further=tuple(_meta(name, metas[name]) for name in metas if name in of_further),
         trained=trained,
     )
 
@@ -166,7 +173,9 @@ def _wrapped(config: MegatronConfig, bare: Sequence[Any]) -> Sequence[Any]:
     )
 
 
-def _options(config: MegatronConfig, model: ModelConfig, head: ScoreHead | None) -> BuildOptions:
+def _options(
+    config: MegatronConfig, model: ModelConfig, head: ScoreHead | None, *, trainable: bool
+) -> BuildOptions:
     """Return the options of a model's modules that its config.json does not give."""
     return BuildOptions(
         dtype=getattr(torch, model.dtype),
@@ -176,6 +185,7 @@ def _options(config: MegatronConfig, model: ModelConfig, head: ScoreHead | None)
         aux_loss_coeff=config.aux_loss_coef,
         context_parallel=config.cp,
         head=head,
+        mtp=trainable and config.mtp_loss_weight is not None,
     )
 
 
@@ -183,6 +193,13 @@ def _head(outline: ClassifierOutline) -> ScoreHead:
     """Return the head of a classifier as mcore_adapter describes it."""
     weight, *bias = outline.head
     return ScoreHead(weight=weight, bias=bias[0] if bias else None, stored=outline.stored)
+
+
+def _names_of_further(table: ModelTable, sizes: ParallelSizes) -> frozenset[str]:
+    """Return the checkpoint's names of the weights of layers that predict further tokens."""
+    return frozenset(
+        ref.name for task in tasks(table, sizes) if task.param.optional for ref in task.hf
+    )
 
 
 def _replaced(model: ModelConfig) -> dict[str, Any]:
@@ -217,7 +234,9 @@ def _freeze(
     planned = [(t.name, [ref.name for ref in t.hf]) for t in tasks(table, sizes)]
     stay = frozen_tensors(((n, refs) for n, refs in planned if known.issuperset(refs)), frozen)
     for held in held_tensors(bare, table, sizes, Ranks.of_this_process()):
-        if held.task.name in stay and isinstance(held.tensor, nn.Parameter):
+        # Layers that predict further tokens may have a copy of the embedding.
+        named = {held.task.name, held.task.param.copy_of}
+        if named & stay and isinstance(held.tensor, nn.Parameter):
             held.tensor.requires_grad_(False)
     for chunk in bare:
         recomputes = chunk.config.recompute_granularity == "full"
@@ -280,12 +299,13 @@ def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:
 
     This is possible because each rank gathers every full tensor in turn.
     """
-    metas = tuple(
-        TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))
-        for name, meta in found.items()
-    )
+    metas = tuple(_meta(name, meta) for name, meta in found.items())
     world = dist.get_world_size()
     return Manifest(metas, tuple(even_cuts(meta.num_elements, 1, world) for meta in metas))
+
+
+def _meta(name: str, meta: ShapeAndDtype) -> TensorMeta:
+    return TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))
 
 
 def identity(model: MegatronModel) -> dict[str, object]:
@@ -294,8 +314,10 @@ def identity(model: MegatronModel) -> dict[str, object]:
     A checkpoint fits a run if the two have equal descriptions.
     """
     trained = model.trained
-    manifest = model.manifest if trained is None else trained.manifest
-    shapes = {meta.name: list(meta.shape) for meta in manifest.tensors}
+    metas = (
+        (*model.manifest.tensors, *model.further) if trained is None else trained.manifest.tensors
+    )
+    shapes = {meta.name: list(meta.shape) for meta in metas}
     known: dict[str, object] = {"model_type": model.table.model_type, "tensors": shapes}
     if trained is not None:
         known["adapter"] = {"base": trained.base, "scale": trained.adapter.lora.scale}

@@ -28,7 +28,7 @@ R = TypeVar("R")
 def run(
     model: MegatronModel,
     micros: Sequence[Micro[B]],
-    reduce: Callable[[Tensor, Micro[B], B], tuple[Tensor, R]],
+    reduce: Callable[[Sequence[Tensor], Micro[B], B], tuple[Tensor, R]],
     *,
     forward_only: bool,
 ) -> list[tuple[Micro[B], R]]:
@@ -42,7 +42,8 @@ def run(
             micro-batch and its rows. The output are logits of the part of the vocabulary on this
             tensor parallel rank, one number per token, or the hidden states of a model with
             `tells_states`; that of packed rows is one row, with padding behind them. Ranks that
-            share rows have the outputs of their own tokens, padding included. The losses of all
+            share rows have the outputs of their own tokens, padding included. The logits of each
+            layer that predicts further tokens follow, if the model returns them. The losses of all
             micro-batches are added.
 
     Returns:
@@ -55,10 +56,10 @@ def run(
         if model.tells_states:
             output_BTS = _states_of_rows(output_BTS, model)
         rows, width = micro.batch.tokens.shape
-        mine_BTS = output_BTS
+        every = output_BTS.split(len(micro.tokens_BT))
         if micro.packed is None:
-            mine_BTS = output_BTS[:rows] if model.cp > 1 else output_BTS[:rows, :width]
-        value, result = reduce(mine_BTS, micro, micro.batch)
+            every = [each[:rows] if model.cp > 1 else each[:rows, :width] for each in every]
+        value, result = reduce(every, micro, micro.batch)
         return value, (micro, result)
 
     rows, width = micros[0].tokens_BT.shape

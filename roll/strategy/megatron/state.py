@@ -99,14 +99,14 @@ def _as_ours() -> Iterator[None]:
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:
     """Write the full model as a folder that `from_pretrained` loads. Collective; rank 0 writes.
 
-    If the model trains an adapter, the adapter is added to the weights. A language model gets the
-    layers that predict further tokens from the checkpoint at `model.path`.
+    If the model trains an adapter, the adapter is added to the weights. A language model that does
+    not train the layers that predict further tokens gets them from the checkpoint at `model.path`.
     """
     is_writer = dist.get_rank() == 0
-    weights = full_weights(model, wanted=is_writer)
+    weights = full_weights(model, further=True, wanted=is_writer)
     if is_writer:
         path.mkdir(parents=True, exist_ok=True)
-        metas, outline = model.manifest.tensors, model.outline
+        metas, outline = (*model.manifest.tensors, *model.further), model.outline
         if outline is None:  # a classifier does not speculate
             further = further_layers(model_config, metas)
             metas, weights = (*metas, *further.metas), further.added_to(weights)

@@ -6,7 +6,7 @@ parallel rank pass the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.modeling.model import seed_dropout
+from mcore_adapter.modeling.mtp import set_mtp_logits
 from roll.algorithms import logprobs
 from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import MegatronConfig
@@ -38,7 +39,7 @@ from roll.strategy.megatron.teacher import output_head
 from roll.strategy.megatron.update import Update
 from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
-from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics
+from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics, weighted_sum
 from roll.strategy.training.token_model import ModelOutputs
 from roll.weight_sync.manifest import Manifest
 
@@ -61,6 +62,7 @@ class MegatronStrategy(Generic[T]):
         kind = classifier_of(setup.head)
         self._max_tokens = setup.max_tokens_per_microbatch
         self._seed = setup.spec.seed
+        self._mtp_weight, self._mtp_detached = config.mtp_loss_weight, config.mtp_detached
         sizes = groups.sizes_of(config)
         self._owns_cut = groups.join(sizes, config.cp, setup.spec)
         self._rank_info = groups.rank_info()
@@ -83,6 +85,7 @@ class MegatronStrategy(Generic[T]):
                 setup.model,
                 require_adamw(config.kind, setup.optimizer),
                 setup.total_steps,
+                detached=config.mtp_loss_weight is not None and config.mtp_detached,
             )
         )
 
@@ -96,14 +99,13 @@ class MegatronStrategy(Generic[T]):
         names = self._reader.names(entropy=entropy, taught=taught, squares=squares)
 
         def reduce(
-            output_BTS: Tensor, micro: Micro[TokenBatch], rows: TokenBatch
+            outputs: Sequence[Tensor], micro: Micro[TokenBatch], rows: TokenBatch
         ) -> tuple[Tensor, list[Tensor]]:
             needed_BT = torch.arange(rows.tokens.shape[1]) < rows.lengths[:, None]
-            outputs = self._outputs(output_BTS, micro, rows, needed_BT, squares=squares)
-            return outputs.values.sum(), [getattr(outputs, name) for name in names]
+            found = self._outputs(outputs[0], micro, rows, needed_BT, squares=squares)
+            return found.values.sum(), [getattr(found, name) for name in names]
 
-        for chunk in self._model.chunks:
-            chunk.eval()
+        self._set_mode(training=False)
         out = torch.zeros(len(names), *batch.tokens.shape)
         with torch.no_grad():
             for micro, found in run(self._model, micros, reduce, forward_only=True):
@@ -133,17 +135,20 @@ class MegatronStrategy(Generic[T]):
         metrics = LossMetrics(len(batch), info.dp_size)
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
-        def reduce(output_BTS: Tensor, micro: Micro[B], rows: B) -> tuple[Tensor, None]:
+        def reduce(outputs: Sequence[Tensor], micro: Micro[B], rows: B) -> tuple[Tensor, None]:
             def terms_of(needed_BT: Tensor) -> T:
-                return self._reader.terms(self._outputs(output_BTS, micro, rows, needed_BT))
+                return self._reader.terms(self._outputs(outputs[0], micro, rows, needed_BT))
 
             total = micro_loss(rows, terms_of, loss, metrics, self._device)
+            if self._mtp_weight is not None:
+                further = self._mtp_loss(outputs[1:], micro, rows)
+                metrics.add_beside("mtp", further)
+                total = total + self._mtp_weight * further
             # Megatron-Core divides by the number of data parallel ranks, but the token weights
             # already contain the divisor of the mean.
             return total * info.dp_size, None
 
-        for chunk in self._model.chunks:
-            chunk.train()
+        self._set_mode(training=True)
         if self._model.trained is not None and self._model.trained.adapter.lora.dropout:
             # The seed depends on the update: tensor parallel ranks drop the same elements, and a
             # resumed run drops the same elements as an uninterrupted run.
@@ -196,6 +201,33 @@ class MegatronStrategy(Generic[T]):
             self._owns_cut = False
         self._group.leave()
 
+    def _set_mode(self, *, training: bool) -> None:
+        """Prepare the model for passes with gradients, in which it also predicts further tokens if
+        it is trained to, or for passes without."""
+        for chunk in self._model.chunks:
+            chunk.train(training)
+            if self._model.further:
+                set_mtp_logits(chunk, on=training, detached=self._mtp_detached)
+
+    def _mtp_loss(self, further: Sequence[Tensor], micro: Micro[Any], rows: TrainBatch) -> Tensor:
+        """Return the mean loss of the layers that predict further tokens.
+
+        The first of them sees a token's row up to two tokens before it, and the token before it;
+        each further one looks one token further ahead. Trained tokens with too few tokens before
+        them are left out.
+
+        Args:
+            further: logits of each layer, as in `_outputs`.
+        """
+        weights_BT = rows.require("token_weights", made_by="token_weights").to(self._device)
+        total = torch.zeros((), device=self._device)
+        for ahead, logits_BTS in enumerate(further, 2):
+            enough_T = torch.arange(rows.tokens.shape[1]) >= ahead
+            needed_BT = rows.loss_mask & enough_T
+            found = self._outputs(logits_BTS, micro, rows, needed_BT, ahead=ahead)
+            total = total - weighted_sum(found.values, weights_BT)
+        return total / len(further)
+
     def _outputs(
         self,
         output_BTS: Tensor,
@@ -204,6 +236,7 @@ class MegatronStrategy(Generic[T]):
         needed_BT: Tensor,
         *,
         squares: bool = False,
+        ahead: int | None = None,
     ) -> ModelOutputs:
         """Compute the outputs of the needed tokens of a micro-batch, `[B, T]`; zero at the others.
 
@@ -211,9 +244,11 @@ class MegatronStrategy(Generic[T]):
             output_BTS: output of the last stage on the device, as `passes.run` gives it.
             rows: rows of the micro-batch, on the CPU.
             needed_BT: bool mask of the needed tokens, on the CPU.
+            ahead: number of places from a logit to the token that it predicts; None: that of the
+                head.
         """
         found_N, width = logprobs.positions(needed_BT), needed_BT.shape[1]
-        read_N = found_N - self._reader.shift
+        read_N = found_N - (self._reader.shift if ahead is None else ahead)
         if micro.packed is not None:
             read_N = micro.places(read_N)
         positions_N, read_N = found_N.to(self._device), read_N.to(self._device)
@@ -224,7 +259,7 @@ class MegatronStrategy(Generic[T]):
             own_B = rows.temperatures.to(self._device)
             temperatures_M = own_B[positions_N[mine_M] // width]
         teachers = None
-        if isinstance(rows, TrainBatch) and rows.teacher_outputs is not None:
+        if ahead is None and isinstance(rows, TrainBatch) and rows.teacher_outputs is not None:
             teachers = self._reader.teachers(
                 rows.teacher_outputs, needed_BT, self._device, output_BTS.shape[-1]
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from mcore_adapter.modeling.mtp import mtp_tensors
 from mcore_adapter.modeling.optimizer import adam, step
-from mcore_adapter.optimizer_state import load_masters
+from mcore_adapter.optimizer_state import load_masters, states_of
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig
 from roll.strategy.hf_folder import folder_of
@@ -20,6 +23,8 @@ class Update:
     Args:
         total_steps: number of optimizer steps of the whole run; required if the learning rate
             decays, else ValueError.
+        detached: the layers that predict further tokens are trained beside the policy, which learns
+            as it does without them.
     """
 
     def __init__(
@@ -28,6 +33,8 @@ class Update:
         model_config: ModelConfig,
         config: AdamWConfig,
         total_steps: int | None,
+        *,
+        detached: bool = False,
     ) -> None:
         self._chunks = model.chunks
         self.schedule = Schedule(config, total_steps)
@@ -41,6 +48,7 @@ class Update:
         )
         folder = folder_of(model_config)
         load_masters(folder, model.chunks, self.optimizer, model.table, model.sizes)
+        self._apart = self._tensors_apart(model) if detached else None
 
     def apply(self) -> tuple[float, float, bool]:
         """Clip the gradients, take a step and clear the gradients. Collective.
@@ -52,5 +60,13 @@ class Update:
             Gradient norm before clipping, learning rate, and False if the update was skipped.
         """
         lr = self.schedule.advance()
-        done = step(self.optimizer, self._chunks, lr=lr)
+        done = step(self.optimizer, self._chunks, lr=lr, apart=self._apart)
         return done.grad_norm, lr, not done.skipped
+
+    def _tensors_apart(self, model: MegatronModel) -> list[Tensor] | None:
+        """Return what the optimizer updates of the layers that predict further tokens; None if
+        nothing else is trained, so that there is nothing to keep them apart from."""
+        if model.frozen.issuperset(meta.name for meta in model.manifest.tensors):
+            return None
+        states = states_of(model.chunks, self.optimizer)
+        return [states[each].main for each in mtp_tensors(model.chunks) if each in states]

@@ -307,7 +307,8 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
     def fail(what: str) -> None:
         raise CheckpointError(
             f"checkpoint {path} belongs to another model: {what}; set `model.path` to the model "
-            "it was trained from and `model.freeze` to what was frozen then, or `resume: never`"
+            "it was trained from, `model.freeze` to what was frozen then and `mtp_loss_weight` "
+            "(megatron) as it was, or `resume: never`"
         )
 
     if found["format"] != FORMAT:

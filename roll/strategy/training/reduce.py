@@ -79,6 +79,10 @@ class LossMetrics:
         self._tokens.append(mask_BT.sum())
         self._rows.append(rows_B.sum())
 
+    def add_beside(self, name: str, total: Tensor) -> None:
+        """Add a loss of one micro-batch that is no part of `loss/total`."""
+        self._loss.setdefault(f"loss/{name}", []).append(total.detach())
+
     def take(self) -> Metrics:
         """Return the metrics of this rank; without trained tokens it has no maxima.
 

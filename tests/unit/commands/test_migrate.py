@@ -80,13 +80,27 @@ def test_a_file_is_translated_as_it_was_before() -> None:
     assert made.text == golden.read_text(), "look at each difference; then write it there"
 
 
-def test_layers_that_predict_further_tokens_are_kept_and_not_trained(tmp_path: Path) -> None:
-    """They are: `tests/contract/test_further_layers.py`."""
+def test_layers_that_predict_further_tokens_are_kept_or_trained(tmp_path: Path) -> None:
     key = "actor_train__strategy_args__strategy_config__mtp_num_layers"
     made = migrate(changed(tmp_path, "rlvr", **{key: 1}))
     (line,) = (line for line in made.text.splitlines() if key.replace("__", ".") in line)
-    assert "saved models have the layers for multi-token prediction" in line
-    assert "they are not trained" in line
+    assert "saved models have those of `model.path`" in line
+
+    def strategy(**keys: Any) -> MegatronConfig:
+        told = {key: 1, **{f"actor_train__{name}": value for name, value in keys.items()}}
+        config = loaded(migrate(changed(tmp_path, "rlvr", **told)), tmp_path)
+        found = config.trained[Role.ACTOR_TRAIN].strategy
+        assert isinstance(found, MegatronConfig)
+        return found
+
+    assert strategy(mtp_training_mode="disabled").mtp_loss_weight is None
+    alone = strategy(mtp_training_mode="standalone")
+    assert (alone.mtp_loss_weight, alone.mtp_detached) == (0.3, True)
+    joint = strategy(mtp_training_mode="joint", mtp_loss_scaling_factor=0.1)
+    assert (joint.mtp_loss_weight, joint.mtp_detached) == (0.1, False)
+    # What cannot be trained beside them is named.
+    aux = {"model_args__moe_aux_loss_coef": 0.01, "mtp_training_mode": "joint"}
+    assert strategy(**aux).aux_loss_coef == 0
 
 
 def test_numbers_of_a_step_keep_their_units(tmp_path: Path) -> None:

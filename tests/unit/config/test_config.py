@@ -238,6 +238,34 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.overlap_grad_reduce", "backward pass"],
         ),
         (
+            "actor_train.strategy={kind: megatron, mtp_loss_weight: 1, overlap_grad_reduce: true}",
+            ["mtp_loss_weight", "for which overlap_grad_reduce would wait"],
+        ),
+        (
+            "actor_train.packing=true|actor_train.strategy={kind: megatron, mtp_loss_weight: 0.1}",
+            ["actor_train.strategy.mtp_loss_weight: is for rows that are not packed"],
+        ),
+        (
+            "reference.strategy={kind: megatron, mtp_loss_weight: 0.1}",
+            ["reference.strategy.mtp_loss_weight", "backward pass"],
+        ),
+        (
+            "model.lora.rank=4|actor_train.strategy={kind: megatron, mtp_loss_weight: 0.1}",
+            ["actor_train.strategy.mtp_loss_weight: an adapter (model.lora) leaves all weights"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, mtp_loss_weight: 0.1, cp: 2}",
+            ["mtp_loss_weight is for ranks with whole rows, and cp is 2"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, mtp_loss_weight: 0.1, aux_loss_coef: 0.1}",
+            ["mtp_loss_weight", "cannot leave padding out of the loss that balances experts"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, mtp_detached: false}",
+            ["mtp_detached is false, and without mtp_loss_weight no layer predicts"],
+        ),
+        (
             "cluster.devices_per_node=8|pools.all=0-2|actor_train.strategy={kind: fsdp2, "
             "ulysses: 2}",
             ["actor_train.strategy: ulysses * tp = 2 does not divide the 3 devices of pool 'all'"],
@@ -685,9 +713,10 @@ def test_a_model_that_no_role_loads_is_refused_with_its_settings(run_file: Path)
 
 def test_parts_are_those_of_the_model_that_is_trained(run_file: Path) -> None:
     own = "actor_train.model={path: own, lora: {parts: [vision]}}"
-    beside = "process_reward={pool: all, strategy: {kind: megatron}}"
+    beside = "process_reward={pool: all, strategy: {kind: megatron, mtp_loss_weight: 0.1}}"
     told = error(run_file, own, beside, "algorithm.advantage={kind: prime}")
     assert "actor_train.model.lora.parts: megatron adapts the language model only" in told
+    assert "process_reward.strategy.mtp_loss_weight: trains layers for engines" in told
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "actor_train.packing: with strategy.cp = 2 ranks share the tokens of each row",
     ),
     (
+        "dpo",
+        {"actor_train": {"pool": "all", "strategy": {"kind": "megatron", "mtp_loss_weight": 0.1}}},
+        "actor_train.strategy.mtp_loss_weight: half of the texts of pipeline dpo",
+    ),
+    (
+        "reward_model",
+        {"actor_train": {"pool": "all", "strategy": {"kind": "megatron", "mtp_loss_weight": 0.1}}},
+        "actor_train.strategy.mtp_loss_weight: a reward model predicts no tokens",
+    ),
+    (
         "sft",
         {"model": {"path": "model", "lora": {"serve": "adapter"}}},
         "model.lora.serve: pipeline sft has no engine to push to",

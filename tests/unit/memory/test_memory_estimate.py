@@ -13,14 +13,8 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from roll.commands.memory.formula import (
-    Needs,
-    Passes,
-    activations,
-    copied_states,
-    scored,
-    trained,
-)
+from roll.commands.memory.formula import copied_states, scored, trained
+from roll.commands.memory.needs import Needs, Passes, activations
 from roll.commands.memory.plan import Devices, RoleMemory, check_fit, of_devices, of_roles
 from roll.commands.memory.report import COLUMNS, report, table
 from roll.commands.memory.sizes import Learned, ModelSizes, count, learned, sizes_of

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from roll.commands.memory.engines import Requests, served
-from roll.commands.memory.formula import Needs, Passes, layer_activations, scored, trained
+from roll.commands.memory.formula import scored, trained
+from roll.commands.memory.needs import Needs, Passes, layer_activations
 from roll.commands.memory.plan import (
     Devices,
     RoleMemory,
@@ -21,7 +22,8 @@ from roll.commands.memory.plan import (
     of_devices,
     of_roles,
 )
-from roll.commands.memory.sizes import count, sizes_of
+from roll.commands.memory.sizes import Learned, count, sizes_of
+from roll.commands.memory.weight_files import SINGLE
 from roll.config import load_config
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
@@ -34,7 +36,9 @@ from roll.config.sections.strategy import (
     VllmConfig,
 )
 from roll.core.errors import ConfigError
+from roll.models.further import is_copy
 from roll.platform.machine import GIB
+from tests.convert.further_by_hand import save_further
 from tests.runs import write_rows_task, write_task
 from tests.tiny import char_tokenizer, tiny_qwen3
 from tests.unit.memory.test_memory_estimate import CUDA, PUBLISHED, SMALL, WHOLE, recipe
@@ -229,6 +233,43 @@ def test_a_teacher_on_megatron_has_no_logits_of_a_whole_micro_batch(tmp_path: Pa
     (needs,) = (each.needs for each in roles if each.role == "teachers.t")
     # 4 rows of 64 tokens, 64 numbers of 4 bytes each; and logits of one token.
     assert needs.buffers == 2 * 4 * (4 * 64) * 64 + 2 * 4 * len(char_tokenizer())
+
+
+def test_layers_that_predict_further_tokens_count_only_where_they_are_trained(
+    tmp_path: Path,
+) -> None:
+    folder, model = save_further(tmp_path, "deepseek_v3")
+    stored = {name: tensor.numel() for name, tensor in load_file(folder / SINGLE).items()}
+    sizes = sizes_of(ModelConfig(path=str(folder)))
+    assert sizes is not None
+    further = sizes.further
+    own = sum(
+        p.numel()
+        for part in (model.layers, model.norms, model.projections)
+        for p in part.parameters()
+    )
+    buffers = sum(n for name, n in stored.items() if name.endswith("e_score_correction_bias"))
+    assert further.layers == 2
+    assert further.elements == pytest.approx(own, abs=buffers)
+    copies = sum(n for name, n in stored.items() if is_copy(name) and ".layers." in name)
+    assert sizes.total == sum(stored.values()) - further.elements - copies
+    counted = count(json.loads((folder / "config.json").read_text())).further
+    assert counted.elements == pytest.approx(further.elements, rel=0.02)
+    assert counted.experts == further.experts
+    without, trains = MegatronConfig(), MegatronConfig(mtp_loss_weight=0.1)
+    passes = Passes(tokens=100, chunk_tokens=10, ranks=1, width=2)
+    whole = Learned(sizes.total, head=True)
+    before, after = (trained(sizes, each, passes, whole) for each in (without, trains))
+    assert after.weights - before.weights == (2 + 4) * further.elements
+    assert after.gradients - before.gradients == 4 * further.elements
+    assert after.moments - before.moments == 8 * further.elements
+    assert after.buffers - before.buffers == 2 * 3 * 2 * 100 * sizes.vocab
+    # The last of two stages has them whole, and a copy of the embedding.
+    staged = [
+        trained(replace(sizes, layers=0), each, passes, whole).gradients
+        for each in (MegatronConfig(pp=2), MegatronConfig(pp=2, mtp_loss_weight=0.1))
+    ]
+    assert staged[1] - staged[0] == 4 * (further.elements + sizes.head)
 
 
 def test_megatron_divides_norms_only_with_sequence_parallelism() -> None:

@@ -16,6 +16,7 @@ from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.fields import Fields, Traits, Vision
+from mcore_adapter.models.further_layers import why_not_built
 from mcore_adapter.models.scores import ScoreHead
 from mcore_adapter.models.shared_rows import why_not_shared
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -273,17 +274,12 @@ def _num_mtp_layers(config: Config, sizes: ParallelSizes, options: BuildOptions)
         ConfigError: the model has none.
         LayoutError: the options do not allow MTP layers.
     """
-    count = num_mtp_layers(table_of(config))
-    if not count:
-        raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
+    for pp, kind in ((1, ConfigError), (sizes.pp, LayoutError)):
+        if why := why_not_built(config, pp):
+            raise kind(why)
     if options.te:
         raise LayoutError("layers that predict further tokens need the local layer spec, not te")
-    if sizes.pp > 1 and config.flag("tie_word_embeddings"):
-        raise LayoutError(
-            "layers that predict further tokens have an embedding of their own on the last stage, "
-            f"which cannot also be the tied output layer's; pp is {sizes.pp}, say 1"
-        )
-    return count
+    return num_mtp_layers(table_of(config))
 
 
 def _check_shared_rows(config: Mapping[str, Any], tp: int, options: BuildOptions) -> None:

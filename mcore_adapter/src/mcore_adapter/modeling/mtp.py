@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,6 +40,9 @@ class GPTModelWithMTP(GPTModel):
     """
 
     returns_mtp_logits = False
+    detaches_mtp = False
+    """True if the MTP layers are trained alone: their logits have no gradient to the other layers,
+    to the embedding and to the output layer."""
 
     def _postprocess(
         self,
@@ -59,18 +62,28 @@ class GPTModelWithMTP(GPTModel):
         """
         assert labels is None
         assert loss_mask is None
-        states = (hidden_states,)
-        if self.returns_mtp_logits:
-            every = self.mtp(
-                hidden_states=hidden_states,
-                embedding=self.embedding,
-                **{name: given[name] for name in _OF_LAYERS},
-            )
-            states = every.chunk(1 + self.config.mtp_num_layers, dim=0)
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else None
-        logits = [self.output_layer(each, weight=weight)[0].transpose(0, 1) for each in states]
-        return torch.cat(logits).contiguous()
+        logits = [self.output_layer(hidden_states, weight=weight)[0]]
+        if self.returns_mtp_logits:
+            if self.detaches_mtp:
+                # A layer that is computed again gets gradients only if its input asks for one.
+                hidden_states = hidden_states.detach().requires_grad_()
+                weight = (self.output_layer.weight if weight is None else weight).detach()
+            every = self.mtp(
+                hidden_states=hidden_states,
+                embedding=self._embed_alone if self.detaches_mtp else self.embedding,
+                **{name: given[name] for name in _OF_LAYERS},
+            )
+            _, *states = every.chunk(1 + self.config.mtp_num_layers, dim=0)
+            logits += [self.output_layer(each, weight=weight)[0] for each in states]
+        return torch.cat([each.transpose(0, 1) for each in logits]).contiguous()
+
+    @torch.no_grad()
+    def _embed_alone(self, **tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, without a gradient."""
+        found: Tensor = self.embedding(**tokens)
+        return found
 
 
 class RecomputableMTPLayer(MultiTokenPredictionLayer):
@@ -92,14 +105,26 @@ class RecomputableMTPLayer(MultiTokenPredictionLayer):
         return found
 
 
-def set_mtp_logits(chunk: nn.Module, *, on: bool) -> None:
+def set_mtp_logits(chunk: nn.Module, *, on: bool, detached: bool = False) -> None:
     """Let a model return the logits of further tokens, or stop it.
 
     Args:
         chunk: chunk of a model that was built with MTP layers, wrapped or not.
+        detached: these logits have a gradient to the MTP layers alone.
     """
     model: Any = unwrapped(chunk)
-    model.returns_mtp_logits = on
+    model.returns_mtp_logits, model.detaches_mtp = on, detached
+
+
+def mtp_tensors(chunks: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the parameters and buffers of this rank's MTP layers.
+
+    Args:
+        chunks: chunks of a model, wrapped or not, with MTP layers or without.
+    """
+    layers = [getattr(unwrapped(chunk), "mtp", None) for chunk in chunks]
+    found = [each for each in layers if isinstance(each, nn.Module)]
+    return [tensor for each in found for tensor in (*each.parameters(), *each.buffers())]
 
 
 def mtp_block_spec(layer: ModuleSpec, count: int) -> MultiTokenPredictionBlockSubmodules:

@@ -11,6 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
 
 
 def adam(
@@ -79,7 +80,7 @@ class Step:
     """Result of one optimizer step."""
 
     grad_norm: float
-    """Norm of the gradients of all parameters, before they were scaled down."""
+    """Norm of the gradients of all parameters but those apart, before they were scaled down."""
     skipped: bool
     """True if the norm was zero or not finite: weights and optimizer states did not change."""
 
@@ -90,6 +91,7 @@ def step(
     chunks: Sequence[DistributedDataParallel],
     *,
     lr: float | None = None,
+    apart: Sequence[Tensor] | None = None,
 ) -> Step:
     """Update the weights with the gradients of the last schedule, then clear the gradients.
 
@@ -98,19 +100,39 @@ def step(
 
     Args:
         lr: learning rate from now on; None: unchanged.
+        apart: those tensors of this rank that the optimizer updates and whose gradients are scaled
+            down by a norm of their own, so that the others are updated as without them; None: there
+            are none on any rank.
     """
     if lr is not None:
         for group in optimizer.param_groups:
             group["lr"] = lr
     optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
-    skipped = not 0 < norm < math.inf
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    own = {id(tensor) for tensor in apart or ()}
+    others, mine = ([p for p in every if (id(p) in own) is which] for which in (False, True))
+    norm = _norm_without(optimizer, mine)
+    parts = [(others, norm)]
+    if apart is not None:
+        parts.append((mine, _norm_without(optimizer, others)))
+    skipped = not 0 < norm < math.inf or not all(math.isfinite(each) for _, each in parts)
     if not skipped:
         if optimizer.config.clip_grad > 0:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            clip_grad_by_total_norm_fp32(parameters, optimizer.config.clip_grad, norm)
+            for parameters, of_part in parts:
+                clip_grad_by_total_norm_fp32(parameters, optimizer.config.clip_grad, of_part)
         optimizer.step_with_ready_grads()
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     return Step(norm, skipped)
+
+
+def _norm_without(optimizer: MegatronOptimizer, left_out: Sequence[Tensor]) -> float:
+    """Return the norm of the gradients of all parameters but those left out. A collective."""
+    kept = [tensor.grad for tensor in left_out]
+    for tensor in left_out:
+        tensor.grad = None
+    norm = float(optimizer.get_grad_norm())
+    for tensor, grad in zip(left_out, kept, strict=True):
+        tensor.grad = grad
+    return norm
