@@ -92,14 +92,14 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
         job.why(f"{config}.overlap_grad_reduce", why)
         return
     job.move(f"{config}.use_distributed_optimizer", f"{out}.distributed_optimizer", "flag")
-    levels = {"full": "full", "selective": "attention", "none": "none"}
-    job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
     _further_layers(job, role, out)
     overlap = f"{config}.overlap_grad_reduce"
     if job.draft.get(f"{out}.mtp_loss_weight") is None:
         job.move(overlap, f"{out}.overlap_grad_reduce", "flag")
     else:
         job.why(overlap, "not with layers that predict further tokens (mtp_loss_weight)")
+    levels = {"full": "full", "selective": "attention", "none": "none"}
+    job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
 
 
 def _further_layers(job: Job, role: str, out: str) -> None:
