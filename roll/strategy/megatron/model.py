@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ from roll.models.vision.parts import require_parts, sees
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.pictures import Sight
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
+
+_HINT = (
+    "; if it is about layers that predict further tokens: mtp_loss_weight asks for them, drop it"
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,6 @@ def load_model(
     folder = folder_of(model)
     outline = None if kind is None else outline_classifier(model, kind)
     head = None if outline is None else _head(outline)
-    options = _options(config, model, head, trainable=trainable)
     try:
         found = read_config(folder, _replaced(model))
         table = table_in(folder, head)
@@ -132,7 +136,7 @@ def load_model(
         check_widths(table, sizes)
         if packs and (why := why_not_packed(found)):
             raise ConfigError(f"packing: {why}; leave `packing` out")
-        bare = build_model(found, sizes, options)
+        bare = build_model(found, sizes, _options(config, model, head, trainable=trainable))
         load(folder, bare, table, sizes)
         for chunk in bare:
             chunk.requires_grad_(trainable)
@@ -142,16 +146,15 @@ def load_model(
         if trainable and trained is None and config.overlap_grad_reduce:
             _check_overlap(metas.keys() - frozen)
     except McoreAdapterError as error:
-        hint = "; without mtp_loss_weight these layers are not needed" if options.mtp else ""
+        hint = "" if config.mtp_loss_weight is None else _HINT
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}{hint}") from error
-    of_further = _names_of_further(table, sizes) if options.mtp else frozenset[str]()
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
     return MegatronModel(
         chunks=_wrapped(config, bare) if trainable else bare,
         table=table,
         sizes=sizes,
-        manifest=_cut_evenly({name: metas[name] for name in metas if name not in of_further}),
+        manifest=_cut_evenly(_divided(metas, table, sizes, further=False)),
         cp=config.cp,
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
@@ -159,7 +162,7 @@ def load_model(
         sight=Sight(model) if "vision_config" in found else None,
         outline=outline,
         frozen=frozen,
-        further=tuple(_meta(name, metas[name]) for name in metas if name in of_further),
+        further=tuple(starmap(_meta, _divided(metas, table, sizes, further=True).items())),
         trained=trained,
     )
 
@@ -195,11 +198,13 @@ def _head(outline: ClassifierOutline) -> ScoreHead:
     return ScoreHead(weight=weight, bias=bias[0] if bias else None, stored=outline.stored)
 
 
-def _names_of_further(table: ModelTable, sizes: ParallelSizes) -> frozenset[str]:
-    """Return the checkpoint's names of the weights of layers that predict further tokens."""
-    return frozenset(
-        ref.name for task in tasks(table, sizes) if task.param.optional for ref in task.hf
-    )
+def _divided(
+    metas: Mapping[str, ShapeAndDtype], table: ModelTable, sizes: ParallelSizes, *, further: bool
+) -> dict[str, ShapeAndDtype]:
+    """Return the weights of the layers that predict further tokens, or all others."""
+    optional = (task for task in tasks(table, sizes) if task.param.optional)
+    names = {ref.name for task in optional for ref in task.hf}
+    return {name: meta for name, meta in metas.items() if (name in names) is further}
 
 
 def _replaced(model: ModelConfig) -> dict[str, Any]:
