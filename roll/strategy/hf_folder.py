@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import EngineError
-from roll.models.further import is_further_name
+from roll.models.parts.further import is_further_name
 
 _FREQUENCIES = re.compile(r"(^|\.)rotary(_pos)?_emb\.inv_freq$")
 """Rotary frequencies, which early Llamas saved; they are known from the config."""

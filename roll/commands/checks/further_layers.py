@@ -12,7 +12,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import MegatronConfig
-from roll.models.further import is_further_name
+from roll.models.parts.further import is_further_name
 
 
 def check_further_layers(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ from roll.config.errors import ConfigError
 from roll.config.frozen import frozen_names
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.core.hub import has_hub_form
-from roll.models.further import is_copy, is_further_name
+from roll.models.parts.further import is_copy, is_further_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.pictures import Sight
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
-_HINT = (
+_HINT = "; layers that predict further tokens are built only for mtp_loss_weight"
     "; if it is about layers that predict further tokens: mtp_loss_weight asks for them, drop it"
 )
 

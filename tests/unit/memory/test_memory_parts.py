@@ -36,7 +36,7 @@ from roll.config.sections.strategy import (
     VllmConfig,
 )
 from roll.core.errors import ConfigError
-from roll.models.further import is_copy
+from roll.models.parts.further import is_copy
 from roll.platform.machine import GIB
 from tests.convert.further_by_hand import save_further
 from tests.runs import write_rows_task, write_task
