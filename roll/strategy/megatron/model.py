@@ -44,8 +44,6 @@ from roll.strategy.megatron.pictures import Sight
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 _HINT = "; layers that predict further tokens are built only for mtp_loss_weight"
-    "; if it is about layers that predict further tokens: mtp_loss_weight asks for them, drop it"
-)
 
 
 @dataclass(frozen=True)
