@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from roll.commands.memory.formula import Needs
+from roll.commands.memory.needs import Needs
 from roll.commands.memory.plan import (
     Devices,
     RoleMemory,

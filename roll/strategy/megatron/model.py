@@ -144,8 +144,7 @@ def load_model(
         if trainable and trained is None and config.overlap_grad_reduce:
             _check_overlap(metas.keys() - frozen)
     except McoreAdapterError as error:
-        hint = "" if config.mtp_loss_weight is None else _HINT
-        raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}{hint}") from error
+        raise ConfigError(_refusal(config, model, error)) from error
     for chunk in bare:
         chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
     return MegatronModel(
@@ -163,6 +162,12 @@ def load_model(
         further=tuple(starmap(_meta, _divided(metas, table, sizes, further=True).items())),
         trained=trained,
     )
+
+
+def _refusal(config: MegatronConfig, model: ModelConfig, error: McoreAdapterError) -> str:
+    """Return why a model cannot be built, in words for its user."""
+    hint = "" if config.mtp_loss_weight is None else _HINT
+    return f"model.path: {model.path!r} on kind: megatron: {error}{hint}"
 
 
 def _wrapped(config: MegatronConfig, bare: Sequence[Any]) -> Sequence[Any]:

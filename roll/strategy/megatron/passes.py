@@ -17,7 +17,7 @@ from mcore_adapter.parallel.context import cut, joined, places_here
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
 from roll.strategy.megatron import groups
-from roll.strategy.megatron.micro import Micro
+from roll.strategy.megatron.batches.micro import Micro
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.megatron.pictures import Sight
 

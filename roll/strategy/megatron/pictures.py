@@ -19,7 +19,7 @@ from roll.models.vision.folder import VisionPart
 from roll.models.vision.inputs import inputs_of
 from roll.models.vision.pixels import normalise, value_table
 from roll.models.vision.positions import positions
-from roll.strategy.megatron.micro import Micro
+from roll.strategy.megatron.batches.micro import Micro
 
 B = TypeVar("B", bound=TokenBatch)
 

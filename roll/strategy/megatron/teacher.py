@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +25,8 @@ from roll.models.load import load_config
 from roll.models.parts.head import divisor_and_cap
 from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.megatron import groups, memory
-from roll.strategy.megatron.micro import Micro
-from roll.strategy.megatron.micro_batches import micro_batches
+from roll.strategy.megatron.batches.division import micro_batches
+from roll.strategy.megatron.batches.micro import Micro
 from roll.strategy.megatron.model import MegatronModel, load_model
 from roll.strategy.megatron.passes import of_all_tokens, places, run
 from roll.strategy.training.group import GroupMembership
@@ -77,9 +78,9 @@ class MegatronTeacher:
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
         def reduce(
-            states_BTD: Tensor, micro: Micro[TrainBatch], rows: TrainBatch
+            every: Sequence[Tensor], micro: Micro[TrainBatch], rows: TrainBatch
         ) -> tuple[Tensor, list[TeacherRow] | None]:
-            needed_BT = rows.loss_mask
+            (states_BTD,), needed_BT = every, rows.loss_mask
             outputs = self._outputs(states_BTD, micro, needed_BT)
             found = None
             if self._rank_info.is_dp_leader:

@@ -30,8 +30,8 @@ from roll.strategy.backend_setup import (
 )
 from roll.strategy.interfaces import Saving
 from roll.strategy.megatron import export, groups, memory, state
-from roll.strategy.megatron.micro import Micro
-from roll.strategy.megatron.micro_batches import micro_batches
+from roll.strategy.megatron.batches.division import micro_batches
+from roll.strategy.megatron.batches.micro import Micro
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.outputs import Reader, classifier_of, reader_of
 from roll.strategy.megatron.passes import of_all_tokens, places, run

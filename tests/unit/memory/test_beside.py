@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.commands.memory.formula import Needs
+from roll.commands.memory.needs import Needs
 from roll.commands.memory.plan import Devices, RoleMemory, check_fit, gib, of_devices, of_roles
 from roll.commands.memory.report import report
 from roll.core.errors import ConfigError

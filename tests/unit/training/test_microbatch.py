@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from mcore_adapter.parallel.packing import pack
 from roll.core.pictures import Pictures
-from roll.strategy.megatron.micro import Micro
-from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize, plan_packed, sizes_of_units
-from roll.strategy.megatron.shapes import plan as agreed_plan
+from roll.strategy.megatron.batches.micro import Micro
+from roll.strategy.megatron.batches.shapes import (
+    NO_UNIT,
+    Part,
+    UnitSize,
+    plan_packed,
+    sizes_of_units,
+)
+from roll.strategy.megatron.batches.shapes import plan as agreed_plan
 from roll.strategy.training.microbatch import plan, plan_of, take
 from tests.tiny import rollout_batch
 

@@ -13,10 +13,10 @@ from mcore_adapter.parallel.packing import pack
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
 from roll.core.pictures import patches_of_rows
-from roll.strategy.megatron import shapes
-from roll.strategy.megatron.micro import Micro
+from roll.strategy.megatron.batches import shapes
+from roll.strategy.megatron.batches.micro import Micro
+from roll.strategy.megatron.batches.shapes import NO_UNIT, Part, UnitSize
 from roll.strategy.megatron.model import MegatronModel
-from roll.strategy.megatron.shapes import NO_UNIT, Part, UnitSize
 from roll.strategy.training import microbatch
 from roll.strategy.training.reduce import max_over_ranks
 

@@ -1,0 +1,1 @@
+"""Micro-batches of Megatron-Core: their shapes, and the division of a batch into them."""
