@@ -179,7 +179,8 @@ def test_two_ranks_on_ray_train_as_one_rank_here(
     assert len(here) == len(there) >= 2
     assert there[0]["grad_norm"] > 0
     for one, two in zip(here, there, strict=True):
-        assert one.keys() - two.keys() == set()
+        # Rates of machines are those between two looks, which a short run may not have.
+        assert {key for key in one.keys() - two.keys() if not key.startswith("machine/")} == set()
         for name in one:
             if "loss/" in name or name.endswith(("grad_norm", "reward/mean", "accuracy")):
                 assert two[name] == pytest.approx(one[name], rel=2e-3, abs=1e-4), name
