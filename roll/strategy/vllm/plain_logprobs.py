@@ -3,8 +3,8 @@
 vLLM cuts three arrays out of those of a step for each token, and packs and unpacks them as arrays
 of one number, which costs more than the token itself (benchmarks/plain_logprobs.py). Here a step's
 arrays become lists of numbers once, in vLLM's workers. Lists are cut and packed in the same places
-as arrays, at a fifth of the price. Both sides replace functions of vLLM, in processes of this
-framework only.
+as arrays, in two fifths of the time. Both sides replace functions of vLLM, in processes of this
+framework only, and once in a process.
 """
 
 from __future__ import annotations
