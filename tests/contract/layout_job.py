@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import (
     AutoConfig,
     LlamaConfig,
@@ -120,6 +121,11 @@ def build(
     return build_train(role, model, spec, case.head, total_steps=options.get("total_steps"))
 
 
+def is_sharded(strategy: Any) -> bool:
+    """Return whether FSDP has the model."""
+    return isinstance(strategy._model, FSDPModule)
+
+
 def job(
     spec: WorkerSpec, folder: Path, layouts: Mapping[str, tuple[Options, tuple[str, ...]]]
 ) -> dict[tuple[str, str], Any]:
@@ -139,6 +145,7 @@ def job(
             metrics = strategy.train(rows, case.loss)
             results[layout, name] = {
                 "info": strategy.rank_info,
+                "sharded": is_sharded(strategy),
                 "before": before,
                 "start": start,
                 "parts": parts,

@@ -20,9 +20,11 @@ CUT = ("packed", "critic", "scores, packed", "biased, packed")
 EXPERTS = ("experts", "experts, packed", "experts, critic")
 Layouts = dict[str, tuple[dict[str, Any], tuple[str, ...]]]
 ALONE = ""
+SHARDED = "sharded by FSDP"
 LAYOUTS: dict[int, Layouts] = {
     # ranks: options and cases
-    1: {ALONE: ({}, ALL)},
+    # One rank without offloading needs nothing of FSDP.
+    1: {ALONE: ({}, ALL), SHARDED: ({"cpu_offload": True}, ALL)},
     2: {
         "ulysses 2": ({"ulysses": 2}, ALL),
         "tp 2": ({"tp": 2}, CUT),
@@ -76,6 +78,19 @@ def test_loss_and_gradients_are_those_of_one_rank(
     wanted, found = values([alone]), values(together)
     for key in ("loss/total", "grad_norm", "trained_tokens"):
         assert found[key] == pytest.approx(wanted[key], rel=1e-6), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL)
+def test_one_rank_without_fsdp_has_the_same_bits(
+    runs: dict[int, list[dict[Any, Any]]], case: str
+) -> None:
+    ((alone, sharded),) = [(rank[ALONE, case], rank[SHARDED, case]) for rank in runs[1]]
+    assert not alone["sharded"]
+    assert sharded["sharded"]
+    assert alone["start"].keys() == sharded["start"].keys()
+    for key in ("start", "weights"):
+        assert all(torch.equal(alone[key][name], value) for name, value in sharded[key].items())
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ def scored(sizes: ModelSizes, strategy: ScoreStrategyConfig, passes: Passes) -> 
         case Fsdp2Config():
             shards = max(1, passes.ranks // strategy.replicas)
             sharers = strategy.ranks_per_part
-            gathered = b * _gathered(sizes, strategy, shards) + _exchanged(sizes, strategy, passes)
+            copied = passes.ranks > 1 or strategy.cpu_offload
+            gathered = b * _gathered(sizes, strategy, shards) if copied else 0
+            gathered += _exchanged(sizes, strategy, passes)
             weights = 0 if strategy.cpu_offload else whole // shards
             return Needs(weights, activations=working // sharers, buffers=logits + gathered)
         case DeepspeedConfig():
@@ -152,7 +154,10 @@ def _fsdp2(
     trained = learned.elements
     b, shards = passes.width, max(1, passes.ranks // strategy.replicas)
     kept = 0 if strategy.cpu_offload else 1
-    gathered = b * _gathered(sizes, strategy, shards) + _exchanged(sizes, strategy, passes)
+    rounds = b < FULL or strategy.reduce_dtype != "float32"
+    copied = passes.ranks > 1 or rounds or strategy.cpu_offload
+    gathered = b * _gathered(sizes, strategy, shards) if copied else 0
+    gathered += _exchanged(sizes, strategy, passes)
     kept_for = activations(
         sizes,
         passes.tokens // strategy.ranks_per_part,
@@ -174,7 +179,7 @@ def _fsdp2(
 
 def _gathered(sizes: ModelSizes, strategy: Fsdp2Config, shards: int) -> int:
     """Return the elements of the parameters that are gathered at once. A rank that shares them with
-    no other copies them, too, but no layer before its turn.
+    no other and converts them copies them, too, but no layer before its turn.
 
     Layers are cut by `tp`, and their experts by `ep`, before they are sharded; embedding, head and
     last norm are not.

@@ -291,6 +291,13 @@ def move(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, moved[id(tensor)])
 
 
+def read_all(model: nn.Module) -> None:
+    """Give all deferred parameters of a model their values, where they are. Ties are kept."""
+    for parameter in model.parameters():
+        if isinstance(parameter, Deferred):
+            fill(parameter, parameter.dtype, parameter.device)
+
+
 def realize_buffers(model: nn.Module) -> None:
     """Read the buffers that are in the checkpoint; every rank has all of a buffer."""
     for module in model.modules():

@@ -133,8 +133,8 @@ def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
             f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
             "(Shard(0),), of one copy"
         )
-    local = _local(tensor)
-    return local if dist.get_rank() < tensor.device_mesh.size(-1) else local[:0]
+    part = local(tensor)
+    return part if dist.get_rank() < tensor.device_mesh.size(-1) else part[:0]
 
 
 def _in_order(experts: DTensor) -> Tensor:
@@ -160,20 +160,20 @@ def _in_order(experts: DTensor) -> Tensor:
     me, ranks = dist.get_rank(), range(dist.get_world_size())
     sent = [end - first for first, end in (common(me, taker) for taker in ranks)]
     received = [common(holder, me) for holder in ranks]
-    local = _local(experts).reshape(-1)[: sum(sent)]
-    found = exchanged(local, sent, [end - first for first, end in received])
+    own = local(experts).reshape(-1)[: sum(sent)]
+    found = exchanged(own, sent, [end - first for first, end in received])
     pieces = zip(received, found.split([end - first for first, end in received]), strict=True)
     return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])])
 
 
 @torch.no_grad()
-def _local(tensor: DTensor) -> Tensor:
-    """Return this rank's part of a tensor, without copying.
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, without copying; all of one that is not sharded.
 
     Autograd is off, because under autograd, and in `detach`, DTensor creates new DTensors, which
     takes longer than copying a small part.
     """
-    return tensor.to_local()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -194,9 +194,9 @@ def _merged(weight: Tensor, delta: lora.Delta) -> Tensor:
     b_OR = delta.b_OR.detach()
     if isinstance(weight, DTensor) and isinstance(b_OR, DTensor):
         # The rows of B are on the same ranks as the rows of the weight.
-        local = torch.addmm(weight.to_local(), b_OR.to_local(), a_RI, alpha=delta.scale)
+        merged = torch.addmm(weight.to_local(), b_OR.to_local(), a_RI, alpha=delta.scale)
         return DTensor.from_local(
-            local,
+            merged,
             weight.device_mesh,
             weight.placements,
             run_check=False,

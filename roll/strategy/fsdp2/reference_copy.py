@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from roll.platform.cuda import wait_for_device
+from roll.strategy.fsdp2.export import local
 from roll.strategy.tensor_names import trained
 
 
@@ -34,9 +34,9 @@ class ReferenceCopy:
         """Make the copy `decay` times itself plus 1 - `decay` times the model's weights."""
         for name, p in self._params.items():
             if decay:
-                _local(self.values[name]).lerp_(_local(p), 1 - decay)
+                local(self.values[name]).lerp_(local(p), 1 - decay)
             else:
-                _local(self.values[name]).copy_(_local(p))
+                local(self.values[name]).copy_(local(p))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -57,12 +57,7 @@ class ReferenceCopy:
         # the last pass may still be read for other ranks, which have more tokens.
         wait_for_device()
         for name, p in self._params.items():
-            ours, theirs = _local(self.values[name]), _local(p)
+            ours, theirs = local(self.values[name]), local(p)
             kept = theirs.clone()
             theirs.copy_(ours)
             ours.copy_(kept)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, without copying."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
-from roll.models.deferred.tensor import move
+from roll.models.deferred.tensor import move, read_all
 from roll.models.trained import select_trained
 from roll.strategy.fsdp2 import expert_parallel, tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
@@ -46,7 +46,9 @@ def load_sharded(
     a whole first.
 
     A trainable model holds float32 master weights and computes in `model.dtype`. Its gradients are
-    summed over ranks, not averaged.
+    summed over ranks, not averaged. One rank that computes in the dtype of its weights has nothing
+    to gather, reduce or convert, so its model is not given to FSDP, which would copy every weight
+    and gradient in each pass.
 
     Args:
         seed: seed of the first factors of an adapter, the same on all ranks.
@@ -62,10 +64,22 @@ def load_sharded(
         reduce_dtype=getattr(torch, config.reduce_dtype),
     )
     move(whole, device)
+    if _as_it_is(config, mixed, meshes, trainable=trainable):
+        read_all(whole)
+        return whole
     _shard(whole, config, mixed, device, meshes)
     if meshes.shard.size() > 1:  # one rank has no reduction
         _sum_gradients(whole)
     return whole
+
+
+def _as_it_is(
+    config: Fsdp2Config, mixed: MixedPrecisionPolicy, meshes: Meshes, *, trainable: bool
+) -> bool:
+    """Return whether passes need nothing of FSDP: no other rank, no other dtype, no other place."""
+    rounds = trainable and mixed.reduce_dtype != torch.float32
+    alone = meshes.shard.size() == 1
+    return alone and mixed.param_dtype is None and not rounds and not config.cpu_offload
 
 
 def _shard(

@@ -99,9 +99,8 @@ class Fsdp2Strategy(Generic[T]):
         )
         # Without a backward pass some parameters stay gathered and would not see the next update,
         # and the notes grow that FSDP takes of the order of layers, for a backward pass.
-        root = self._model
-        assert isinstance(root, FSDPModule)
-        root.reset_iter_state()
+        if isinstance(self._model, FSDPModule):
+            self._model.reset_iter_state()
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
@@ -126,12 +125,12 @@ class Fsdp2Strategy(Generic[T]):
         metrics = LossMetrics(len(batch), info.dp_size)
         self._model.train()
         root = self._model
-        assert isinstance(root, FSDPModule)
         for total, last in micro_losses(
             self._model, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
         ):
-            root.set_requires_all_reduce(last)
-            root.set_reshard_after_backward(last or self._reshard)
+            if isinstance(root, FSDPModule):  # else one rank has all, see `load_sharded`
+                root.set_requires_all_reduce(last)
+                root.set_reshard_after_backward(last or self._reshard)
             total.backward()
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from roll.config.sections.optimizers.kinds import OptimizerConfig
+from roll.strategy.fsdp2.export import local
 from roll.strategy.fsdp2.optimizers import Steps, by_mesh, optimizers_of
 from roll.strategy.tensor_names import trained
 from roll.strategy.training.schedule import Schedule
@@ -74,8 +75,7 @@ class Update:
         parts: dict[int, list[Tensor]] = {}
         for p in self._params:
             if p.grad is not None:
-                assert isinstance(p.grad, DTensor)
-                parts.setdefault(_copies(p.grad), []).append(p.grad.to_local())
+                parts.setdefault(_copies(p.grad), []).append(local(p.grad))
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for copies, grads in parts.items():
             total += get_total_norm(grads).to(total) ** 2 / copies
@@ -83,9 +83,11 @@ class Update:
         return total.sqrt().float()
 
 
-def _copies(grad: DTensor) -> int:
+def _copies(grad: Tensor) -> int:
     """Return the number of ranks that hold the same part of a gradient."""
     copies = 1
+    if not isinstance(grad, DTensor):
+        return copies  # there is one rank
     for axis, placement in enumerate(grad.placements):
         copies *= grad.device_mesh.size(axis) if placement.is_replicate() else 1
     return copies

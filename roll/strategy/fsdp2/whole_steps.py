@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from roll.strategy.fsdp2.export import whole
+from roll.strategy.fsdp2.export import local, whole
 
 Outline = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Shape and dtype of each tensor of a parameter's state; empty before its first step."""
@@ -102,9 +102,9 @@ class WholeSteps:
                 self._step_on(p, weight, gradient, lr)
             p.grad = None
             dist.broadcast(weight, src=owner)
-            assert isinstance(p, DTensor)
-            part = distribute_tensor(weight, p.device_mesh, p.placements, src_data_rank=None)
-            p.to_local().copy_(part.to_local())
+            if isinstance(p, DTensor):
+                weight = distribute_tensor(weight, p.device_mesh, p.placements, src_data_rank=None)
+            local(p).copy_(local(weight))
 
     def _step_on(self, p: nn.Parameter, weight: Tensor, gradient: Tensor, lr: float) -> None:
         """Change the whole weight of a parameter that this rank owns, in place."""

@@ -354,18 +354,29 @@ def test_fsdp2_with_tp_gathers_its_share_of_the_layers() -> None:
     assert scored(SMALL, Fsdp2Config(tp=2), few).buffers == 4 * (400 + 2 * 300 // 2)
 
 
-@pytest.mark.parametrize("width", [2, 4])
-def test_one_rank_of_fsdp2_copies_what_others_gather(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "config", "copies"),
+    [
+        (2, Fsdp2Config(), True),
+        (4, Fsdp2Config(), False),
+        (4, Fsdp2Config(reduce_dtype="bfloat16"), True),
+        (4, Fsdp2Config(cpu_offload=True), True),
+    ],
+)
+def test_one_rank_of_fsdp2_copies_the_weights_that_it_converts_or_moves(
+    width: int, config: Fsdp2Config, copies: bool
+) -> None:
     """PyTorch copies the weights of one rank, too, but no layer before its turn."""
     few = Passes(tokens=0, chunk_tokens=0, ranks=1, width=width)
     free = replace(WHOLE, head=False)
-    assert trained(SMALL, Fsdp2Config(), few, free).buffers == width * (400 + 300)
-    assert scored(SMALL, Fsdp2Config(), few).buffers == width * (400 + 300)
-    kept = Fsdp2Config(reshard_after_forward=False)
-    assert trained(SMALL, kept, few, free).buffers == width * 1000
-    assert scored(SMALL, kept, few).buffers == width * 1000
-    copies, two = Fsdp2Config(replicas=2), replace(few, ranks=2)
-    assert trained(SMALL, copies, two, free).buffers == width * (400 + 300)
+    layers = 700 * copies
+    assert trained(SMALL, config, few, free).buffers == width * layers
+    kept = config.model_copy(update={"reshard_after_forward": False})
+    assert trained(SMALL, kept, few, free).buffers == width * 1000 * copies
+    frozen = scored(SMALL, config, few).buffers
+    assert frozen == (width * layers if config.cpu_offload else 0)
+    twice, two = config.model_copy(update={"replicas": 2}), replace(few, ranks=2)
+    assert trained(SMALL, twice, two, free).buffers == width * (400 + 300)
 
 
 def test_zero_3_has_the_gradients_where_the_masters_are() -> None:
