@@ -154,6 +154,7 @@ def started(
                     config.pools,
                     python_path=[str(folder)],
                     fork_server=fork_server,
+                    overlapping=config.roles_overlap,
                 )
             )
         # Entered last, so that it ends first: generation still calls workers, which must be alive.

@@ -51,5 +51,6 @@ def forking(config: RunConfig) -> Iterator[ForkServer | None]:
     if not here or cluster.platform == "cuda" or count_gpus() or not can_fork():
         yield None
         return
-    with ForkServer(preloads(config), engine_preloads(config)) as server:
+    engines = engine_preloads(config)
+    with ForkServer(preloads(config), engines, overlapping=config.roles_overlap) as server:
         yield server

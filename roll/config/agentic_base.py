@@ -38,6 +38,11 @@ class AgenticBase(RlvrBase):
         return super().roles | own
 
     @property
+    def roles_overlap(self) -> bool:
+        """True if the policy trains, models judge or opponents play, while engines generate."""
+        return super().roles_overlap or (self.generates and bool(self.opponents))
+
+    @property
     def players(self) -> dict[str, InferRole]:
         """Every role whose engines follow the samplings of the run: the policy and opponents."""
         own: dict[str, InferRole] = {f"opponents.{n}": r for n, r in self.opponents.items()}

@@ -66,6 +66,13 @@ class RlvrBase(RunConfig):
         return self.rollout.replay is None
 
     @property
+    def roles_overlap(self) -> bool:
+        """True if the policy trains, or models judge, while engines generate."""
+        judging = any(reward.model is not None for reward in self.rewards.values())
+        early = self.rollout.max_staleness > 0
+        return self.generates and (early or judging or bool(self.cluster_judges))
+
+    @property
     def roles(self) -> dict[str, RoleConfig]:
         """Every role that uses devices, by its key in the file; a teacher has the key
         `teachers.<name>`, a judge `judges.<name>`. Without engines, those that train and score."""

@@ -73,6 +73,11 @@ class RunConfig(Config, ABC):
         """Return the number of optimizer steps of the role in the whole run."""
 
     @property
+    def roles_overlap(self) -> bool:
+        """True if roles compute at the same time; without GPUs they may share cores."""
+        return False
+
+    @property
     def role_pools(self) -> dict[str, str]:
         """Pool of every role that uses devices, by the role's key."""
         return {name: role.pool for name, role in self.roles.items()}

@@ -28,7 +28,7 @@ def _server() -> ChildServer:
     """Start a server, with the variables of a run's fork server; it ends with this process."""
     server: Any = ForkServer()
     server.set_forkserver_preload(["tests.contract.preloaded_core"])
-    with environment({**ONLY_AT_LOAD, **thread_waiting(os.environ)}):
+    with environment({**ONLY_AT_LOAD, **thread_waiting(os.environ, overlapping=True)}):
         server.ensure_running()
     address = Path(server._forkserver_address)
     return ChildServer(server._forkserver_pid, address, server._forkserver_alive_fd, lasts=True)

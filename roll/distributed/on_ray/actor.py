@@ -76,6 +76,8 @@ class ActorSettings:
     """`cpu` or `cuda`."""
     single_node: bool
     """True if all workers are on this machine, on a Ray that the run has started."""
+    overlapping: bool
+    """True if roles compute at the same time."""
     python_path: tuple[str, ...]
     """Folders with user code, which workers search first for modules."""
     fork_server: ForkServer | None
@@ -134,6 +136,7 @@ class RayActor:
             # Asynchronous workers (engines, rewards) compute in other processes: no gain for them.
             keep_memory=settings.platform == "cpu" and not asynchronous,
             single_host=settings.single_node,
+            overlapping=settings.overlapping,
             own=place.env,
         )
         python = _python(recipe, rank, settings.fork_server, env)

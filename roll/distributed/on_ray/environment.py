@@ -70,15 +70,16 @@ KEEP_FREED_MEMORY = {
 by the user take precedence."""
 
 SPIN_BRIEFLY = {
-    # Threads of OpenMP spin after each parallel region, to be ready for the next. With the default
-    # of GNU, 300,000 rounds or about 10 ms, they take the cores from other workers, since an engine
-    # computes for milliseconds in Python between its steps; without spinning, every region has to
-    # wake threads. 20,000 rounds last from region to region: a step of the quickstart takes 0.86 s
-    # instead of 1.04, and of a model of 4 M parameters as long as with the default
+    # Threads of OpenMP spin after each parallel region, to be ready for the next: by default of GNU
+    # 300,000 rounds, or about 10 ms. An engine computes for milliseconds in Python between its
+    # steps. Meanwhile its threads take the cores from a policy that trains beside it, so there they
+    # spin for 20,000 rounds, which last from region to region. Where nothing else computes, that is
+    # too short: with each step of an engine cores fall asleep, and it takes a quarter longer
     # (benchmarks/spinning.py).
     "GOMP_SPINCOUNT": "20000",
 }
-"""Variables for all workers of runs on CPUs, unless the user has set one of `WAITING`."""
+"""Variables for all workers of runs on CPUs in which roles compute at the same time, unless the
+user has set one of `WAITING`."""
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Variables by which users choose how long the threads of OpenMP spin; the first takes
@@ -136,6 +137,7 @@ def actor_env(
     python_path: Sequence[str] = (),
     keep_memory: bool = False,
     single_host: bool = False,
+    overlapping: bool = False,
     own: Mapping[str, str] | None = None,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -149,6 +151,7 @@ def actor_env(
         python_path: folders with user code (beside the YAML file), which are searched first.
         keep_memory: also set `KEEP_FREED_MEMORY` and `WITHOUT_TRITON`.
         single_host: True if all workers of the run are on one machine.
+        overlapping: see `thread_waiting`.
         own: variables of the actor's role, which come before all that are not of the run itself.
         driver_environ: variables of the driver, by default those of this process.
     """
@@ -164,7 +167,7 @@ def actor_env(
     )
     env |= {name: driver.get(name, value) for name, value in tuned.items()}
     if platform == "cpu":
-        env |= thread_waiting(driver)
+        env |= thread_waiting(driver, overlapping=overlapping)
     if keep_memory:
         env[WITHOUT_TRITON] = "1"
     env |= {name: value for name, value in (own or {}).items() if not is_secret(name)}
@@ -206,10 +209,12 @@ def is_secret(name: str) -> bool:
     return name.endswith(SECRET_ENDINGS)
 
 
-def thread_waiting(environ: Mapping[str, str]) -> dict[str, str]:
+def thread_waiting(environ: Mapping[str, str], *, overlapping: bool) -> dict[str, str]:
     """Return the variables that say how long the threads of OpenMP spin: those of `WAITING` in
-    `environ`, or else `SPIN_BRIEFLY`."""
-    return {name: environ[name] for name in WAITING if name in environ} or dict(SPIN_BRIEFLY)
+    `environ`; or else `SPIN_BRIEFLY` if roles compute at the same time on the same cores
+    (`overlapping`), or none, so that the library's default holds."""
+    chosen = {name: environ[name] for name in WAITING if name in environ}
+    return chosen or (dict(SPIN_BRIEFLY) if overlapping else {})
 
 
 def on_one_machine(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -49,6 +49,7 @@ class ResourceManager:
         *,
         python_path: Sequence[str] = (),
         fork_server: ForkServer | None = None,
+        overlapping: bool = False,
     ) -> None:
         """Start or join Ray, and reserve the devices of the pools.
 
@@ -56,6 +57,7 @@ class ResourceManager:
             pools: name -> device list, such as "0-3".
             python_path: folders with user code that workers must be able to import.
             fork_server: makes the workers if they all run on this machine without GPUs.
+            overlapping: True if roles compute at the same time.
 
         Raises:
             ConfigError: too few devices (checked before Ray is started), or no Ray can be joined.
@@ -81,7 +83,15 @@ class ResourceManager:
             raise
         forks = self.layout.platform == "cpu" and self.layout.nodes == 1 and not address
         server = fork_server if forks else None
-        self._settings = self._actor_settings(config, python_path, server, joined)
+        self._settings = ActorSettings(
+            platform=self.layout.platform,
+            single_node=self.layout.nodes == 1 and not joined,
+            python_path=tuple(os.path.abspath(folder) for folder in python_path),
+            fork_server=server,
+            overlapping=overlapping,
+            start_timeout_s=config.start_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
 
     @property
     def platform(self) -> str:
@@ -193,23 +203,6 @@ class ResourceManager:
                 "waits for nodes with GPUs, cpu says that cores are meant"
             )
         return layout, usable_nodes(nodes, layout)
-
-    def _actor_settings(
-        self,
-        config: ClusterConfig,
-        python_path: Sequence[str],
-        fork_server: ForkServer | None,
-        joined: bool,
-    ) -> ActorSettings:
-        """Return the settings that all Ray actors of this run share."""
-        return ActorSettings(
-            platform=self.layout.platform,
-            single_node=self.layout.nodes == 1 and not joined,
-            python_path=tuple(os.path.abspath(folder) for folder in python_path),
-            fork_server=fork_server,
-            start_timeout_s=config.start_timeout_s,
-            call_timeout_s=config.call_timeout_s,
-        )
 
     def _connect(self, address: str | None) -> None:
         """Join the Ray at `address` unless joined already, with the cluster's token if it is found.

@@ -30,7 +30,13 @@ class ForkServer:
     """The driver's handle of the server process. The server ends with the driver, even if the
     driver is killed."""
 
-    def __init__(self, modules: Sequence[str], engine_modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        engine_modules: Sequence[str] = (),
+        *,
+        overlapping: bool = False,
+    ) -> None:
         """Start the server, without waiting for its imports.
 
         Args:
@@ -39,12 +45,13 @@ class ForkServer:
             engine_modules: modules of an engine, for workers that start one. They are imported by
                 a fork of the server with a socket of its own, because engines change other
                 packages when they are imported, which must not reach the trainers.
+            overlapping: True if roles compute at the same time.
         """
         prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
         # OpenMP and glibc read these variables when they are loaded, which is here.
-        at_load = ONLY_AT_LOAD | NO_CACHES | thread_waiting(os.environ)
+        at_load = ONLY_AT_LOAD | NO_CACHES | thread_waiting(os.environ, overlapping=overlapping)
         env = {**os.environ, **(at_load | os.environ)}
         with ExitStack() as listeners:
             orders = []

@@ -742,6 +742,21 @@ JUDGED = "rewards.asked={judge: {by: j, template: x, max_new_tokens: 20}, tags: 
 
 
 @pytest.mark.parametrize(
+    ("overlap", "changes"),
+    [
+        (False, []),
+        (True, ["rollout.max_staleness=1"]),
+        (True, ["rewards.m={model: {path: x}, tags: [sort]}"]),
+        (True, [JUDGE, JUDGED]),
+    ],
+)
+def test_roles_overlap_where_others_compute_while_engines_generate(
+    run_file: Path, overlap: bool, changes: list[str]
+) -> None:
+    assert load_config(run_file, changes).config.roles_overlap is overlap
+
+
+@pytest.mark.parametrize(
     ("override", "part"),
     [
         (
