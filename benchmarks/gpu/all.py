@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/all.py [--only NAME,...] [--out outputs/gpu]
 
-On a machine with a GPU (24 GB or more, no network) it takes at most 40 minutes. The output of each
+On a machine with a GPU (40 GB or more, no network) it takes at most 40 minutes. The output of each
 part goes to the screen and to a file in `--out`, `machine.txt` names the GPU and the versions, and
 `parts.json` how each part ended. The exit code is 0 if all of them did their work.
 
