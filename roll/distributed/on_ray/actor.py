@@ -7,6 +7,7 @@ environment variables and from their `WorkerSpec`.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import sys
@@ -29,7 +30,12 @@ from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.bundle_host import SentCall
 from roll.distributed.on_ray.bundles import BundledCalls
-from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env, secrets
+from roll.distributed.on_ray.environment import (
+    WORKER_TOKEN,
+    actor_env,
+    secrets,
+    thread_waiting,
+)
 from roll.distributed.on_ray.host import BESIDE_GROUP, WATCH_GROUP, AsyncHost, HostInfo, SyncHost
 from roll.distributed.on_ray.members import Member
 from roll.distributed.processes.child_forks import FORKS_CHILDREN
@@ -136,9 +142,11 @@ class RayActor:
             # Asynchronous workers (engines, rewards) compute in other processes: no gain for them.
             keep_memory=settings.platform == "cpu" and not asynchronous,
             single_host=settings.single_node,
-            overlapping=settings.overlapping,
             own=place.env,
         )
+        if settings.platform == "cpu":
+            environ = {**os.environ, **place.env}
+            env |= thread_waiting(environ, overlapping=settings.overlapping)
         python = _python(recipe, rank, settings.fork_server, env)
         options: dict[str, Any] = {
             "num_cpus": 0,

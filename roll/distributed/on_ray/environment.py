@@ -137,11 +137,11 @@ def actor_env(
     python_path: Sequence[str] = (),
     keep_memory: bool = False,
     single_host: bool = False,
-    overlapping: bool = False,
     own: Mapping[str, str] | None = None,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables of one actor, which are added to those of its node, except `secrets`.
+    """Return the variables of one actor, which are added to those of its node, except `secrets`
+    and `thread_waiting`.
 
     Args:
         platform: `cpu` or `cuda`.
@@ -151,7 +151,6 @@ def actor_env(
         python_path: folders with user code (beside the YAML file), which are searched first.
         keep_memory: also set `KEEP_FREED_MEMORY` and `WITHOUT_TRITON`.
         single_host: True if all workers of the run are on one machine.
-        overlapping: see `thread_waiting`.
         own: variables of the actor's role, which come before all that are not of the run itself.
         driver_environ: variables of the driver, by default those of this process.
     """
@@ -166,8 +165,6 @@ def actor_env(
         KEEP_FREED_MEMORY if keep_memory else {}
     )
     env |= {name: driver.get(name, value) for name, value in tuned.items()}
-    if platform == "cpu":
-        env |= thread_waiting(driver, overlapping=overlapping)
     if keep_memory:
         env[WITHOUT_TRITON] = "1"
     env |= {name: value for name, value in (own or {}).items() if not is_secret(name)}

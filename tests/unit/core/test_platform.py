@@ -26,6 +26,7 @@ from roll.distributed.on_ray.environment import (
     on_one_machine,
     prepare_ray,
     secrets,
+    thread_waiting,
 )
 from roll.distributed.on_ray.nodes import Node, numbered, with_devices
 from roll.platform import get_platform
@@ -309,7 +310,6 @@ def test_variables_of_a_role_come_before_those_of_the_driver_and_of_roll() -> No
         devices=(),
         cores=(0,),
         token="t",
-        overlapping=True,
         own=own | {"GOMP_SPINCOUNT": "5"},
         driver_environ={"NCCL_IB_HCA": "mlx5", "MALLOC_ARENA_MAX": "4", "KEY": "other"},
     )
@@ -349,22 +349,10 @@ def test_threads_on_cpus_keep_no_freed_blocks_unless_the_user_tunes_glibc(
 def test_threads_spin_briefly_where_roles_overlap_or_as_the_user_says(
     own: dict[str, str],
 ) -> None:
-    def waiting(platform: str, driver: dict[str, str], *, overlapping: bool) -> dict[str, str]:
-        env = actor_env(
-            platform=platform,
-            devices=(),
-            cores=(0,),
-            token="t",
-            overlapping=overlapping,
-            driver_environ=driver,
-        )
-        return {name: env[name] for name in WAITING if name in env}
-
-    assert waiting("cpu", {}, overlapping=True) == SPIN_BRIEFLY
-    assert waiting("cpu", {}, overlapping=False) == {}
-    assert waiting("cpu", own, overlapping=True) == own
-    assert waiting("cpu", own, overlapping=False) == own
-    assert waiting("cuda", {}, overlapping=True) == {}
+    assert thread_waiting({"OTHER": "1"}, overlapping=True) == SPIN_BRIEFLY
+    assert thread_waiting({"OTHER": "1"}, overlapping=False) == {}
+    assert thread_waiting(own | {"OTHER": "1"}, overlapping=True) == own
+    assert thread_waiting(own | {"OTHER": "1"}, overlapping=False) == own
 
 
 @pytest.mark.parametrize(
