@@ -147,13 +147,8 @@ class Job:
 
 
 def packs(job: Job, role: str) -> bool:
-    """Return whether the backend of a role in the draft trains, and packs rows: megatron does not
-    where ranks share the tokens of a row, or layers that predict further tokens are trained."""
-    keys = ("kind", "cp", "mtp_loss_weight")
-    kind, cp, further = (job.draft.get(f"{role}.strategy.{key}") for key in keys)
-    if kind == "megatron":
-        return cp in (None, 1) and further is None
-    return kind in ("fsdp2", "deepspeed")
+    """Return whether the backend of a role in the draft trains, and so packs rows."""
+    return job.draft.get(f"{role}.strategy.kind") in ("fsdp2", "deepspeed", "megatron")
 
 
 def needs_reference(job: Job) -> bool:

@@ -131,7 +131,7 @@ TRAIN_BACKENDS = [
     TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
     TrainBackend("megatron-tp2", MegatronConfig, (PACKING,), {"tp": 2}),
     TrainBackend("megatron-pp2", MegatronConfig, (PACKING,), {"pp": 2}),
-    TrainBackend("megatron-cp2", MegatronConfig, ("distributed_optimizer",), {"cp": 2}),
+    TrainBackend("megatron-cp2", MegatronConfig, ("distributed_optimizer", PACKING), {"cp": 2}),
     TrainBackend(
         "megatron-ep2", MegatronConfig, ("distributed_optimizer", PACKING), {"ep": 2}, True
     ),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
 from roll.strategy.interfaces import TrainStrategy
 from roll.strategy.training.group import GroupMembership
-from tests.contract.backends import PLAIN_STEP, TrainBackend
+from tests.contract.backends import PACKING, PLAIN_STEP, TrainBackend
 from tests.contract.train_job import ADAM, EntropyBonusLoss, exported, rows_of, train_batch
 
 WEIGHT = 0.3
@@ -37,12 +38,16 @@ BUDGET = 40
 
 
 def batch() -> RolloutBatch:
-    """Rows of 7 to 17 tokens. Some are trained from their third token on, where the second further
-    layer has too few tokens before it."""
+    """Rows of 7 to 17 tokens, and of one and two. Some are trained from their second or third token
+    on, where further layers have too few tokens before it."""
     rows = train_batch()
-    mask_BT = rows.loss_mask.clone()
+    lengths, mask_BT = rows.lengths.clone(), rows.loss_mask.clone()
+    lengths[3], lengths[6] = 1, 2
     mask_BT[::2, 2:5] = True
-    return replace(rows, loss_mask=mask_BT, token_weights=mask_BT.float() / mask_BT.sum())
+    mask_BT[6, 1] = True
+    mask_BT &= torch.arange(rows.tokens.shape[1]) < lengths[:, None]
+    weights_BT = mask_BT.float() / mask_BT.sum()
+    return replace(rows, lengths=lengths, loss_mask=mask_BT, token_weights=weights_BT)
 
 
 class Runs:
@@ -55,11 +60,17 @@ class Runs:
     def build(
         self, mode: str, optimizer: AdamWConfig = PLAIN_STEP, freeze: tuple[str, ...] = ()
     ) -> TrainStrategy[Any]:
-        backend = TrainBackend("", MegatronConfig, (), settings={**self._layout, **MODES[mode]})
+        layout = {name: value for name, value in self._layout.items() if name != PACKING}
+        backend = TrainBackend("", MegatronConfig, (), settings={**layout, **MODES[mode]})
         total = 6 if optimizer is ADAM else None
         model = self._model.model_copy(update={"freeze": freeze})
         return backend.build(
-            self._spec, model, budget=BUDGET, optimizer=optimizer, total_steps=total
+            self._spec,
+            model,
+            budget=BUDGET,
+            optimizer=optimizer,
+            total_steps=total,
+            packing=PACKING in self._layout,
         )
 
     def longer(self) -> dict[str, Any]:

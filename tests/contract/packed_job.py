@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.strategy import MegatronConfig
@@ -19,12 +21,33 @@ from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
 from tests.contract.backends import PLAIN_STEP, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
+from tests.tiny import rollout_batch
 
 MEGATRON = TrainBackend("", MegatronConfig, ())
 POLICY, POLICY_LOSS = PolicyHead(1.0, 7), EntropyBonusLoss()
 LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
 BY_LENGTH = [0, 4, 1, 7, 6, 3, 2, 5]
 """Rows such that the first of two ranks has longer ones."""
+LENGTHS = (1, 3, 13, 31, 2, 1, 67, 2)
+"""Such that the first of two ranks has one micro-batch, and the second several."""
+
+
+def hostile_batch() -> RolloutBatch:
+    """Rows of one and two tokens, of prime numbers of tokens, and one that is over the budget."""
+    batch, lengths = rollout_batch(len(LENGTHS), longest=62), torch.tensor(LENGTHS)
+    g = torch.Generator().manual_seed(5)
+    tokens = torch.randint(4, 60, batch.tokens.shape, generator=g)
+    at_T = torch.arange(tokens.shape[1])
+    real_BT = at_T < lengths[:, None]
+    mask_BT = real_BT & (at_T > 0)
+    return replace(
+        batch,
+        tokens=tokens * real_BT,
+        lengths=lengths,
+        loss_mask=mask_BT,
+        advantages=torch.randn(tokens.shape, generator=g) * mask_BT,
+        token_weights=mask_BT.float() / mask_BT.sum(),
+    )
 
 
 @dataclass(frozen=True)

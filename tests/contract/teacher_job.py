@@ -74,6 +74,7 @@ PAIRS = {
     "hf to megatron tp2": Pair(HfScoreConfig(), MegatronConfig(tp=2)),
     "megatron tp2 in sequence, packed": on_megatron(tp=2, sequence_parallel=True, packing=True),
     "megatron cp2": on_megatron(cp=2),
+    "megatron cp2, packed": on_megatron(cp=2, packing=True),
     "megatron pp2 vpp2": on_megatron(pp=2, vpp=2),
     "megatron ep2": on_megatron("experts", ep=2),
     "megatron tp2 of bounded logits": on_megatron("bounded", tp=2),

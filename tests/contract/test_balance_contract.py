@@ -33,6 +33,8 @@ LAYOUTS: dict[int, dict[str, Layout]] = {
         "dp": ({}, PASSES),
         "ep": ({"ep": 2}, ALONE),
         "cp": ({"cp": 2}, WHOLE),
+        # Each row is filled up to a multiple of four.
+        "cp, packed": ({"cp": 2, PACKING: True}, WHOLE),
         # 43 tokens, which two tensor parallel ranks fill up; rows of 13 and 30 tokens.
         "tp, packed": ({"tp": 2, PACKING: True}, WHOLE),
         "ep, packed": ({"ep": 2, PACKING: True}, PAIRS),

@@ -14,7 +14,7 @@ from roll.core.metrics import Metrics
 from roll.strategy.training.heads import ScoreHead, ValueHead
 from tests.contract.critic_job import critic_batch, squared_error
 from tests.contract.layout_job import save_models, squared_score
-from tests.contract.packed_job import POLICY, Case, job, real
+from tests.contract.packed_job import POLICY, Case, hostile_batch, job, real
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import gradient, leaders, relative_distance
 from tests.convert.tiny_models import save_model
@@ -46,14 +46,26 @@ CASES: dict[int, dict[str, Case]] = {
         "critic": replace(CRITIC, layout={"tp": 2, "sequence_parallel": True}),
         "sparse attention, tp": Case("sparse", {"tp": 2}),
         "adapter": Case("dense", {"pp": 2, "vpp": 2}, lora=True),
+        "cp": Case("dense", {"cp": 2}, batch=hostile_batch),
+        "cp, recomputed": Case("dense", {"cp": 2, "recompute": "full"}, budget=1),
+        "cp, ep": Case("experts", {"cp": 2, "ep": 2}, batch=hostile_batch),
+        "cp, critic": replace(CRITIC, layout={"cp": 2}),
+        "cp, adapter": Case("dense", {"cp": 2}, lora=True),
     },
-    4: {"tp, pp, vpp, ep": Case("experts", {"tp": 2, "pp": 2, "vpp": 2, "ep": 2, "etp": 1})},
+    4: {
+        "tp, pp, vpp, ep": Case("experts", {"tp": 2, "pp": 2, "vpp": 2, "ep": 2, "etp": 1}),
+        "cp, dp": Case("dense", {"cp": 2, "distributed_optimizer": True}, batch=hostile_batch),
+        # More ranks than heads of keys, and rows that end within a piece.
+        "cp 4, window": Case("window", {"cp": 4, "recompute": "attention"}, batch=hostile_batch),
+        "cp, tp": Case("experts", {"cp": 2, "tp": 2}, batch=hostile_batch),
+        "cp, pp, vpp": Case("dense", {"cp": 2, "pp": 2, "vpp": 2}, batch=hostile_batch),
+    },
 }
 
 
 def padded(case: Case) -> str:
     """Name of the result of padded rows on one rank that a case is compared with."""
-    return f"padded {case.model}{' adapter' * case.lora}"
+    return f"padded {case.model}{' adapter' * case.lora} {case.batch.__name__}"
 
 
 RUNS = [(ranks, name) for ranks, cases in CASES.items() for name in cases]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.backends import gradient_of_step
+from tests.contract.backends import PACKING, gradient_of_step
 from tests.contract.mtp_job import LONGER, WEIGHT, batch, job
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import leaders, relative_distance
@@ -25,6 +25,13 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2": {"tp": 2, "etp": 1},
         "pp 2, vpp 2, recomputed": {"pp": 2, "vpp": 2, "recompute": "full"},
         "ep 2, distributed": {"ep": 2, "distributed_optimizer": True},
+        "tp 2, packed": {"tp": 2, "etp": 1, PACKING: True},
+        "pp 2, vpp 2, packed, recomputed": {
+            "pp": 2,
+            "vpp": 2,
+            "recompute": "full",
+            PACKING: True,
+        },
     },
     1: {"one rank": {}},
 }

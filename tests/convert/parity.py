@@ -107,7 +107,8 @@ def forward(chunk: nn.Module, tokens_BT: Tensor) -> Tensor:
 
     positions = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
     sharers = parallel_state.get_context_parallel_group()
-    output: Tensor = chunk(cut(tokens_BT, sharers), cut(positions, sharers), None)
+    own = (cut(each, [tokens_BT.shape[1]], sharers) for each in (tokens_BT, positions))
+    output: Tensor = chunk(*own, None)
     return output
 
 
@@ -121,7 +122,7 @@ def mean_loss(
     whole = gather_from_tensor_model_parallel_region(logits_BTV)
     sharers = parallel_state.get_context_parallel_group()
     if sharers.size() > 1:
-        mine_M = positions_here(whole.shape[1], sharers, whole.device)
+        mine_M = positions_here([tokens_BT.shape[1]], sharers, whole.device)
         whole = joined(mine_M, whole[0], tokens_BT.shape[1], sharers)[None]
     used = whole[..., :VOCAB]
     loss = torch.nn.functional.cross_entropy(used.flatten(0, 1), targets(tokens_BT).flatten())

@@ -57,8 +57,6 @@ def further_layer_problems(config: RunConfig) -> Iterator[str]:
                 f"{key}: an adapter ({config.model_key(name)}.lora) leaves all weights as they "
                 "are; drop one of the two"
             )
-        if role.packing:
-            yield f"{key}: is for rows that are not packed; drop it, or {name}.packing"
         if config.pipeline == "reward_model":
             yield f"{key}: a reward model predicts no tokens; drop it"
         if config.pipeline == "dpo":

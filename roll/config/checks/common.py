@@ -124,11 +124,6 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             yield from _indivisible_size_problems(config, name, strategy.sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
-        if role.packing and strategy.cp > 1:
-            yield (
-                f"{name}.packing: with strategy.cp = {strategy.cp} ranks share the tokens of each "
-                "row, whose pieces Megatron-Core rotates as one sequence; leave one of the two out"
-            )
         expert_tp = strategy.tp if strategy.etp is None else strategy.etp
         yield from _indivisible_size_problems(
             config,

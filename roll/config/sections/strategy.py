@@ -132,8 +132,9 @@ class MegatronConfig(Config):
     more."""
     cp: int = Field(default=1, ge=1)
     """Number of ranks that share the tokens of each row (context parallelism): each has two pieces
-    of it, and in attention they exchange tokens for heads. For rows that are too long for one rank;
-    for models without linear or sparse attention and without pictures."""
+    of it (of packed rows, of each sequence), and in attention they exchange tokens for heads. For
+    rows that are too long for one rank; for models without linear or sparse attention and without
+    pictures."""
     ep: int = Field(default=1, ge=1)
     """Number of ranks that share the experts of a layer (expert parallelism)."""
     etp: int | None = Field(default=None, ge=1)

@@ -277,7 +277,7 @@ def put_microbatch(
     elif packs(job, target):
         job.put(f"{target}.packing", True, key)
     else:
-        job.why(key, "the backend pads its micro-batches; megatron does with cp or mtp_loss_weight")
+        job.why(key, "the backend pads its micro-batches")
 
 
 def _sharers(job: Job, role: str) -> int:

@@ -91,10 +91,10 @@ def _forward(
         if unwrapped(chunk).pre_process:
             further["pictures"] = sight.seen(micro)
     if sharers.size() > 1:
-        tokens_BT, positions = cut(tokens_BT, sharers), cut(positions, sharers)
+        tokens_BT, positions = (cut(x, micro.lengths, sharers) for x in (tokens_BT, positions))
     if balances(bare := unwrapped(chunk)):
         padding_BT = micro.padding_BT
-        here_BT = cut(padding_BT, sharers) if sharers.size() > 1 else padding_BT
+        here_BT = cut(padding_BT, micro.lengths, sharers) if sharers.size() > 1 else padding_BT
         further["padding_mask"] = padding_here(bare, here_BT)
     output: Tensor = chunk(tokens_BT, positions, None, **further)
     return output
@@ -110,24 +110,27 @@ def _states_of_rows(states_TBD: Tensor, model: MegatronModel) -> Tensor:
 
 
 def places(
-    model: MegatronModel, read_N: Tensor, width: int, own_width: int
+    model: MegatronModel, micro: Micro[Any], read_N: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Find the logits (or hidden states) of tokens among those of this rank.
 
     Args:
-        read_N: flat indices of the logits to read, into the packed row, or into rows of `width`
-            tokens.
-        own_width: number of this rank's tokens of each row.
+        read_N: flat indices, into the rows of the micro-batch, of the tokens whose logits are
+            read, on the CPU.
 
     Returns:
         Indices, into `read_N`, of the logits that this rank has, all without context parallelism;
-        and their flat places.
+        and their flat places. Both are on `device`.
     """
+    assert micro.batch is not None
+    width, whole = micro.batch.tokens.shape[1], sum(micro.lengths)
+    if micro.packed is not None:
+        read_N, width = micro.places(read_N), whole
     if model.cp == 1:
-        return torch.arange(len(read_N), device=read_N.device), read_N
-    row_N, column_N = read_N // width, read_N % width
-    mine_M, place_M = places_here(column_N, own_width, groups.context_parallel())
-    return mine_M, row_N[mine_M] * own_width + place_M
+        return torch.arange(len(read_N), device=device), read_N.to(device)
+    mine_M, place_M = places_here(read_N % width, micro.lengths, groups.context_parallel())
+    row_M = read_N[mine_M] // width
+    return mine_M.to(device), (row_M * (whole // model.cp) + place_M).to(device)
 
 
 def of_all_tokens(model: MegatronModel, part_M: Tensor, mine_M: Tensor, size: int) -> Tensor:

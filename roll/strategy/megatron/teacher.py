@@ -126,10 +126,7 @@ class MegatronTeacher:
             needed_BT: bool mask of the trained tokens, on the CPU.
         """
         read_N = logprobs.positions(needed_BT) - 1
-        if micro.packed is not None:
-            read_N = micro.places(read_N)
-        read_N = read_N.to(self._device)
-        mine_M, read_M = places(self._model, read_N, needed_BT.shape[1], states_BTD.shape[1])
+        mine_M, read_M = places(self._model, micro, read_N, self._device)
         states_MD = states_BTD.flatten(0, 1)[read_M]
         outputs = (states_MD,) if self._head.target.top_k is None else self._likeliest(states_MD)
         return tuple(of_all_tokens(self._model, each, mine_M, len(read_N)) for each in outputs)

@@ -249,10 +249,8 @@ class MegatronStrategy(Generic[T]):
         """
         found_N, width = logprobs.positions(needed_BT), needed_BT.shape[1]
         read_N = found_N - (self._reader.shift if ahead is None else ahead)
-        if micro.packed is not None:
-            read_N = micro.places(read_N)
-        positions_N, read_N = found_N.to(self._device), read_N.to(self._device)
-        mine_M, read_M = places(self._model, read_N, width, output_BTS.shape[1])
+        mine_M, read_M = places(self._model, micro, read_N, self._device)
+        positions_N = found_N.to(self._device)
         tokens_M = rows.tokens.to(self._device).flatten()[positions_N[mine_M]]
         temperatures_M = None
         if rows.temperatures is not None:

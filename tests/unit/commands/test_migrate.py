@@ -455,11 +455,11 @@ NEMOS = "policy__megatron_cfg"
 @pytest.mark.parametrize(
     ("file", "keys", "packs", "overlaps"),
     [
-        ("sft", {}, False, False),  # cp is 2
+        ("sft", {}, True, False),  # cp is 2
         ("sft", {f"{ROLLS_SIZES}__context_parallel_size": 1}, True, False),
-        ("sft", {f"{ROLLS_SIZES}__overlap_grad_reduce": True}, False, True),
+        ("sft", {f"{ROLLS_SIZES}__overlap_grad_reduce": True}, True, True),
         ("nemo_rl", {f"{NEMOS}__enabled": True}, True, False),
-        ("nemo_rl", {NEMOS: {"enabled": True, "context_parallel_size": 2}}, False, False),
+        ("nemo_rl", {NEMOS: {"enabled": True, "context_parallel_size": 2}}, True, False),
         (
             "nemo_rl",
             {

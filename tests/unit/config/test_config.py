@@ -242,10 +242,6 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["mtp_loss_weight", "for which overlap_grad_reduce would wait"],
         ),
         (
-            "actor_train.packing=true|actor_train.strategy={kind: megatron, mtp_loss_weight: 0.1}",
-            ["actor_train.strategy.mtp_loss_weight: is for rows that are not packed"],
-        ),
-        (
             "reference.strategy={kind: megatron, mtp_loss_weight: 0.1}",
             ["reference.strategy.mtp_loss_weight", "backward pass"],
         ),

@@ -142,18 +142,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "set `chosen` and `rejected`",
     ),
     (
-        "sft",
-        {
-            "pools": {"all": "0-1"},
-            "actor_train": {
-                "pool": "all",
-                "packing": True,
-                "strategy": {"kind": "megatron", "cp": 2},
-            },
-        },
-        "actor_train.packing: with strategy.cp = 2 ranks share the tokens of each row",
-    ),
-    (
         "dpo",
         {"actor_train": {"pool": "all", "strategy": {"kind": "megatron", "mtp_loss_weight": 0.1}}},
         "actor_train.strategy.mtp_loss_weight: half of the texts of pipeline dpo",

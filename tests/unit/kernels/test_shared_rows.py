@@ -26,6 +26,8 @@ QWEN3 = {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads":
         (2, 1, False, {"model_type": "bert"}, "strategy: model_type 'bert' is not supported"),
         (1, 1, False, NEXT, None),
         (1, 2, True, QWEN3, None),
+        (2, 1, True, QWEN3, None),
+        (2, 1, True, NEXT, "strategy: cp = 2: a qwen3_next has gated delta nets"),
         (1, 1, True, NEXT, "packing: a qwen3_next has gated delta nets"),
         (1, 1, True, {"model_type": "bert"}, "strategy: model_type 'bert' is not supported"),
     ],

@@ -109,22 +109,28 @@ class CoreAttention(MegatronModule):
         """
         assert attention_mask is None
         assert attention_bias is None
+        lengths = self._lengths(query, packed_seq_params)
         if self.sharers is not None:
-            assert packed_seq_params is None
-            query, key, value = (to_heads(x, self.sharers) for x in (query, key, value))
+            query, key, value = (to_heads(x, lengths, self.sharers) for x in (query, key, value))
         if packed_seq_params is None:
             parts = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
             output = self._attend(*parts).permute(2, 0, 1, 3)
-            return (output if self.sharers is None else to_tokens(output, self.sharers)).flatten(2)
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
-        return self._attend_packed(
-            query, key, value, [end - start for start, end in itertools.pairwise(bounds)]
-        )
+        else:
+            output = self._attend_packed(query, key, value, lengths)
+        if self.sharers is not None:
+            output = to_tokens(output, lengths, self.sharers)
+        return output.flatten(-2)
+
+    def _lengths(self, query: Tensor, packed: PackedSeqParams | None) -> list[int]:
+        """Return the numbers of tokens of the sequences of a whole row."""
+        if packed is None:
+            return [query.size(0) * (1 if self.sharers is None else self.sharers.size())]
+        return [end - start for start, end in itertools.pairwise(packed.cu_seqlens_q.tolist())]
 
     def _attend_packed(
         self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]
     ) -> Tensor:
-        """Return the output `[tokens, heads * value width]` of sequences of these lengths.
+        """Return the output `[tokens, heads, value width]` of sequences of these lengths.
 
         Neighbours of equal length are computed in one call.
         """
@@ -134,7 +140,7 @@ class CoreAttention(MegatronModule):
         parts = (x.split(tokens) for x in (query, key, value))
         for (length, _), *own in zip(runs, *parts, strict=True):
             rows = [x.unflatten(0, (-1, length)).transpose(1, 2) for x in own]
-            outputs.append(self._attend(*rows).transpose(1, 2).flatten(0, 1).flatten(1))
+            outputs.append(self._attend(*rows).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

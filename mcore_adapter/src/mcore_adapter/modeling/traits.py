@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     gather_from_sequence_parallel_region,
@@ -88,19 +89,29 @@ class LocallyRotated(SelfAttention):
         assert not self.config.rotary_interleaved
         self.register_buffer("frequencies", rope.inverse_frequencies, persistent=False)
 
-    def forward(self, *args: Any, rotary_pos_emb: Tensor, **given: Any) -> WithBias:
+    def forward(
+        self,
+        *args: Any,
+        rotary_pos_emb: Tensor,
+        packed_seq_params: PackedSeqParams | None = None,
+        **given: Any,
+    ) -> WithBias:
         """Return the output of attention and its bias.
 
         Args:
             rotary_pos_emb: angles of the other layers, `[T, 1, 1, rotated width]`, of which only
-                the number of positions is used.
+                the number of positions is used: of packed sequences those of the longest, also of
+                ranks that share it.
         """
-        positions = positions_here(
-            len(rotary_pos_emb), self.pg_collection.cp, self.frequencies.device
-        )
+        count, sharers = len(rotary_pos_emb), self.pg_collection.cp
+        positions = torch.arange(count, device=self.frequencies.device)
+        if packed_seq_params is None:
+            positions = positions_here([count * sharers.size()], sharers, positions.device)
         angles = torch.outer(positions.float(), self.frequencies)
         own = torch.cat((angles, angles), dim=-1)[:, None, None]
-        found: WithBias = super().forward(*args, rotary_pos_emb=own, **given)
+        found: WithBias = super().forward(
+            *args, rotary_pos_emb=own, packed_seq_params=packed_seq_params, **given
+        )
         return found
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter.parallel.packing import pack
+from mcore_adapter.train.data.micro_batches import round_up
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
 from roll.core.pictures import patches_of_rows
@@ -93,8 +94,9 @@ def _packed_parts(
     Args:
         seen: number of patches of each row.
     """
+    piece = _piece_divisor(model)
     parts = shapes.plan_packed(
-        batch.lengths.tolist(),
+        [round_up(length, piece) for length in batch.lengths.tolist()],
         seen,
         max_tokens,
         unit=batch.unit,
@@ -127,7 +129,7 @@ def _micro(batch: B, part: Part, model: MegatronModel, device: torch.device) -> 
         if taken is not None:
             lengths = taken.lengths.tolist()
             rows = [row[:length] for row, length in zip(taken.tokens, lengths, strict=True)]
-        packed = pack(rows, length=width)
+        packed = pack(rows, each_multiple=_piece_divisor(model), length=width)
         tokens_BT, positions_BT = packed.tokens_BT.to(device), packed.positions_BT.to(device)
         return Micro(part.rows, taken, tokens_BT, positions_BT, packed)
     tokens_BT = torch.zeros(part.num_rows, width, dtype=torch.long)
@@ -153,6 +155,9 @@ def _divisor(model: MegatronModel) -> int:
 
     Then ranks have equal parts of each row: tensor parallel ranks one, context parallel ranks two.
     """
-    return (model.sizes.tp if model.sequence_parallel else 1) * (
-        2 * model.cp if model.cp > 1 else 1
-    )
+    return (model.sizes.tp if model.sequence_parallel else 1) * _piece_divisor(model)
+
+
+def _piece_divisor(model: MegatronModel) -> int:
+    """Return what divides the tokens of each sequence of a row, for context parallelism."""
+    return 2 * model.cp if model.cp > 1 else 1

@@ -36,13 +36,18 @@ class Micro(Generic[B]):
     @cached_property
     def padding_BT(self) -> Tensor:
         """True at padding, bool `[B, T]`."""
-        lengths = torch.zeros(len(self.tokens_BT), 1, dtype=torch.long)
         if self.batch is not None and self.packed is not None:
-            lengths[0, 0] = self.batch.lengths.sum()
-        elif self.batch is not None:
+            return self.packed.padding_BT.to(self.tokens_BT.device)
+        lengths = torch.zeros(len(self.tokens_BT), 1, dtype=torch.long)
+        if self.batch is not None:
             lengths[: len(self.rows), 0] = self.batch.lengths
         found_BT = torch.arange(self.tokens_BT.shape[1]) >= lengths
         return found_BT.to(self.tokens_BT.device)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Numbers of tokens of the sequences of each row that the model reads, padding included."""
+        return (self.tokens_BT.shape[1],) if self.packed is None else self.packed.spans
 
     @property
     def pictures(self) -> list[Pictures | None]:
@@ -63,6 +68,6 @@ class Micro(Generic[B]):
         """
         assert self.batch is not None
         width = self.batch.tokens.shape[1]
-        lengths_B = self.batch.lengths.to(flat_N.device)
-        starts_B = lengths_B.cumsum(0) - lengths_B
-        return starts_B[flat_N // width] + flat_N % width
+        spans_S = torch.tensor(self.lengths, device=flat_N.device)
+        starts_S = spans_S.cumsum(0) - spans_S
+        return starts_S[flat_N // width] + flat_N % width
