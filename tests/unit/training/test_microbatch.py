@@ -238,9 +238,14 @@ def test_packed_parts_hold_all_rows_within_the_budget_longest_first(
 
 
 @settings(max_examples=30)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 9), st.data())
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    st.sampled_from([1, 4, 6]),
+    st.integers(0, 9),
+    st.data(),
+)
 def test_tokens_of_packed_rows_are_found_in_the_one_row(
-    lengths: list[int], more: int, data: st.DataObject
+    lengths: list[int], each: int, more: int, data: st.DataObject
 ) -> None:
     """Rows -> packed -> rows: by values that say where they come from."""
     batch = rollout_batch(len(lengths))
@@ -248,16 +253,18 @@ def test_tokens_of_packed_rows_are_found_in_the_one_row(
     values_BT = torch.arange(len(lengths) * width).reshape(-1, width) + 1
     batch = replace(batch, tokens=values_BT, lengths=torch.tensor(lengths))
     cut = [row[:length] for row, length in zip(values_BT, lengths, strict=True)]
-    packed = pack(cut, length=sum(lengths) + more)
+    whole = sum(-(-length // each) * each for length in lengths) + more * each
+    packed = pack(cut, each_multiple=each, length=whole)
     micro = Micro(range(len(lengths)), batch, packed.tokens_BT, packed.positions_BT, packed)
     real_BT = torch.arange(width) < batch.lengths[:, None]
     flat_N = real_BT.flatten().nonzero().flatten()
     places_N = micro.places(flat_N)
     assert torch.equal(packed.tokens_BT[0, places_N], values_BT.flatten()[flat_N])
     assert torch.equal(packed.positions_BT[0, places_N], flat_N % width)
-    assert micro.padding_BT.nonzero()[:, 1].tolist() == list(
-        range(sum(lengths), sum(lengths) + more)
-    )
+    assert sum(micro.lengths) == whole
+    assert all(span % each == 0 for span in micro.lengths)
+    padding = set(micro.padding_BT.nonzero()[:, 1].tolist())
+    assert padding == set(range(whole)) - set(places_N.tolist())
     assert [part.tolist() for part in packed.split(packed.tokens_BT[0])] == [
         c.tolist() for c in cut
     ]

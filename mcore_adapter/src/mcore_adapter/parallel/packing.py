@@ -40,7 +40,8 @@ class Packed:
     def padding_BT(self) -> Tensor:
         """True at padding, bool `[1, tokens]`."""
         own_S = torch.tensor([*self.lengths, 0][: len(self.spans)])
-        return self.positions_BT >= own_S.repeat_interleave(torch.tensor(self.spans))
+        own_T = own_S.repeat_interleave(torch.tensor(self.spans))
+        return self.positions_BT >= own_T.to(self.positions_BT.device)
 
 
 def pack(
