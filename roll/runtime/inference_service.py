@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.config.sections.roles import Role
+from roll.core.metrics import Metrics
 from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.own_thread import in_own_thread
 from roll.distributed.colocation import Colocation, part_name
@@ -105,6 +106,10 @@ class InferenceService:
             await in_own_thread(pusher.push, version, indices, verify=verify)
 
         self.run(self.fleet.update_weights(version, push))
+
+    def take_push_metrics(self) -> Metrics:
+        """Return the metrics of the pushes since the last call; see `WeightPusher.take_metrics`."""
+        return Metrics() if self.pusher is None else self.pusher.take_metrics()
 
     async def _start(self) -> None:
         """Start the monitor of the replicas, on the event loop."""

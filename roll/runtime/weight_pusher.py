@@ -11,6 +11,7 @@ from typing import Any
 
 from roll.config.sections.weights import WeightSyncConfig
 from roll.core.errors import RollError, WeightSyncError
+from roll.core.metrics import Metrics, Sum
 from roll.distributed.cluster import Cluster, Workers
 from roll.distributed.pending import Pending, both
 from roll.weight_sync.channel import Channel
@@ -41,10 +42,13 @@ class WeightPusher:
     config: WeightSyncConfig
     _served: set[int] = field(default_factory=set)
     """Ranks of the replicas that hold all tensors that never change."""
+    _groups_made: int | None = None
+    """Number of process groups that pushes have made since `take_metrics`; None if there was no
+    push by broadcast."""
 
     def to(self, infer: Cluster[InferWorker]) -> WeightPusher:
         """Return a pusher of the same weights to other engines."""
-        return replace(self, infer=infer, _served=set())
+        return replace(self, infer=infer, _served=set(), _groups_made=None)
 
     def push(self, version: int, ranks: Sequence[int], *, verify: bool) -> None:
         """Replace the weights of some replicas; return when all of them use the new weights.
@@ -63,7 +67,7 @@ class WeightPusher:
             WorkerLostError: a replica died.
         """
         engines = self.infer.on(ranks)
-        channel, firsts = self._open_channel(engines)
+        channel, firsts = self._open_channel(engines, ranks)
         everything = not self._served.issuperset(ranks)
         self._served.difference_update(ranks)  # added again when this push has succeeded
         receivers = dict(zip(ranks, firsts, strict=True))
@@ -79,9 +83,22 @@ class WeightPusher:
                 f"weight version {version}: no checksum came back from the sender"
             )
         self._served.update(ranks)
+        if channel.kind == "broadcast":
+            self._groups_made = (self._groups_made or 0) + sent.groups_made
 
-    def _open_channel(self, engines: Workers[InferWorker]) -> tuple[Channel, list[int]]:
+    def take_metrics(self) -> Metrics:
+        """Return `weight_sync/groups_made`: number of process groups that successful pushes have
+        made since the last call. Without a push by broadcast there is no metric."""
+        made, self._groups_made = self._groups_made, None
+        return Metrics({} if made is None else {"weight_sync/groups_made": Sum(made)})
+
+    def _open_channel(
+        self, engines: Workers[InferWorker], ranks: Sequence[int]
+    ) -> tuple[Channel, list[int]]:
         """Open the channel of one push from all ranks of the trainer to these engines.
+
+        Args:
+            ranks: ranks of the engines.
 
         Returns:
             The channel, and the index of each engine's first process among the receivers.
@@ -89,9 +106,17 @@ class WeightPusher:
         senders = self.actor.call_each(ActorWorker.place)
         places = engines.call_each(InferWorker.places)
         receivers = [place for each in places for place in each]
-        route = self._route(senders, receivers)
+        names = tuple(
+            f"{self.infer.on([rank]).name}.{process}"
+            for rank, each in zip(ranks, places, strict=True)
+            for process in range(len(each))
+        )
         channel = self.actor.call(
-            ActorWorker.open_channel, route, len(senders), len(receivers), timeout_s=SYNC_TIMEOUT_S
+            ActorWorker.open_channel,
+            self._route(senders, receivers),
+            len(senders),
+            names,
+            timeout_s=SYNC_TIMEOUT_S,
         )
         return channel, list(accumulate(map(len, places[:-1]), initial=0))
 
@@ -120,6 +145,7 @@ class WeightPusher:
         route = choose_transport(self.platform, senders, receivers)
         if self.config.folder is not None:
             route = Route("files", folder=Path(self.config.folder))
+        route = replace(route, kept_groups=self.config.kept_groups)
         if self.config.bucket_mb is None:
             return route
         return replace(route, bucket_bytes=self.config.bucket_mb << 20)

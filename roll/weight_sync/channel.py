@@ -31,3 +31,8 @@ class Channel:
     """Backend of a `broadcast`. Buckets lie on the CPU (gloo) or on the current GPU (nccl)."""
     num_senders: int = 1
     """Number of processes that write, each its own part of the tensors. Number 0 leads."""
+    receivers: tuple[str, ...] = ()
+    """Place of each receiver in the run, such as `actor_infer[1].0`, if it is known: a process that
+    replaces another has its place."""
+    kept_groups: int = 0
+    """Number of process groups of a `broadcast` that stay for later pushes; 0: none does."""

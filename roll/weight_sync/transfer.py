@@ -32,6 +32,11 @@ class SenderEnd(Protocol):
     is the size of the fullest bucket, in bytes.
     """
 
+    @property
+    def groups_made(self) -> int:
+        """Number of process groups that were made for the push, in all processes together."""
+        ...
+
     def memory(self, index: int) -> Tensor:
         """Return the memory to write bucket `index` into, once it may be overwritten."""
         ...
@@ -103,6 +108,9 @@ class SendReport:
     """Time spent on writing the parts into buckets, in the announced dtype, in seconds."""
     total_s: float = 0.0
     """Time from the agreement on the manifest to the use of the new weights, in seconds."""
+    groups_made: int = 0
+    """Number of process groups that were made for the push; 0 if all could be kept, or if the
+    transport has none."""
 
 
 def send(
@@ -182,6 +190,7 @@ def _send(
         packer.gather_s,
         packer.pack_s,
         time.perf_counter() - begun,
+        end.groups_made,
     )
 
 

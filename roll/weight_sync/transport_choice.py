@@ -47,6 +47,8 @@ class Route:
     """Folder that all hosts share; only for files."""
     bucket_bytes: int | None = None
     """Largest size of a bucket, in bytes; None: the transport's default."""
+    kept_groups: int = 0
+    """Number of process groups of a broadcast that stay for later pushes; other kinds ignore it."""
 
 
 def choose_transport(

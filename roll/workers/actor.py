@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roll.algorithms.build import build_loss
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.mismatch import mismatch_metrics
@@ -30,6 +32,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.push_plan import unsent_frozen_tensors
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import Endpoint, Route, new_channel
+from roll.weight_sync.transports.kept_groups import KEPT
 from roll.workers.model import TrainWorker
 from roll.workers.samples import score_samples
 from roll.workers.work import WorkMeter
@@ -141,20 +144,21 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(BROADCAST)
     def open_channel(
-        self, route: Route, num_senders: int, num_receivers: int, timeout_s: float
+        self, route: Route, num_senders: int, receivers: tuple[str, ...], timeout_s: float
     ) -> Channel:
         """Open a channel for one weight push. Every rank opens one, but only that of rank 0, the
         leading sender, is returned and used.
 
         Args:
+            receivers: place of each receiver in the run.
             timeout_s: time limit of each wait for another process of the push, in seconds.
 
         Raises:
             ConfigError: the route is through files, but has no folder.
         """
-        return new_channel(
+        channel = new_channel(
             route.kind,
-            num_receivers=num_receivers,
+            num_receivers=len(receivers),
             num_senders=num_senders,
             bucket_bytes=route.bucket_bytes,
             timeout_s=timeout_s,
@@ -162,6 +166,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
             collective=route.collective,
             folder=route.folder,
         )
+        return replace(channel, receivers=receivers, kept_groups=route.kept_groups)
 
     @dispatch(BROADCAST)
     def push_weights(self, channel: Channel, everything: bool, verify: bool) -> SendReport:
@@ -195,3 +200,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
             reason: text for the error that `push_weights` raises.
         """
         self.aborts.of(channel).give_up(reason)
+
+    def close(self) -> None:
+        KEPT.close()  # before the strategy's: engines end after the trainer, and wait for nothing
+        super().close()

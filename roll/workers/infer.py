@@ -22,6 +22,7 @@ from roll.strategy.build import build_engine
 from roll.strategy.interfaces import LoadReport, ServesAdapters
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.transport_choice import Endpoint
+from roll.weight_sync.transports.kept_groups import KEPT
 
 
 class InferWorker(Worker):
@@ -121,6 +122,7 @@ class InferWorker(Worker):
     async def close(self) -> None:
         """Stop the engine and all processes that it started."""
         await self.engine.close()
+        await asyncio.to_thread(KEPT.close)  # of an engine in this process
         super().close()
 
     @contextmanager

@@ -23,6 +23,10 @@ class WeightSyncConfig(Config):
     """Size of a bucket in MiB; tensors are sent bucket by bucket, and each process holds at most
     two. If left out: 4 for shared memory, so that buckets are read while still in the CPU cache,
     and 32 otherwise."""
+    kept_groups: int = Field(default=6, ge=0)
+    """Number of groups of trainer and engines whose connections stay from one push across hosts to
+    the next, so that only the first push makes them. On GPUs each costs memory there, of NCCL. 0:
+    each push makes its own, for GPUs without room or networks that drop connections out of use."""
 
     @model_validator(mode="after")
     def _folder_for_files(self) -> Self:

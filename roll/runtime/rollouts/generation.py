@@ -101,8 +101,9 @@ class Generation:
         return metrics | {"perf/generated_tokens_per_s": Last(rate)}
 
     def take_rates(self) -> Metrics:
-        """See `RewardRouter.take_rates`."""
-        return self.reward_router.take_rates()
+        """See `RewardRouter.take_rates` and `WeightPusher.take_metrics`."""
+        pushes = [self.inference.take_push_metrics(), self.opponents.take_push_metrics()]
+        return self.reward_router.take_rates() | Metrics.concat(pushes)
 
     def trainer_busy(self) -> AbstractContextManager[None]:
         """See `InferenceService.trainer_busy`."""

@@ -29,7 +29,8 @@ class Rollouts(Protocol):
         ...
 
     def take_rates(self) -> Metrics:
-        """Return rates of failures and times of the rewards since the last call."""
+        """Return rates of failures and times of the rewards, and what pushes of weights had to
+        make, since the last call."""
         ...
 
     def trainer_busy(self) -> AbstractContextManager[None]:

@@ -127,6 +127,10 @@ class Opponents:
                 service.update_weights(version, verify=verify)
             self._given.add(name)
 
+    def take_push_metrics(self) -> Metrics:
+        """Return the metrics of the pushes to all opponents since the last call."""
+        return Metrics.concat([one.take_push_metrics() for one in self.services.values()])
+
     def take_metrics(self) -> Metrics:
         """Return `opponents/<name>/version` of those that get the policy's weights; and, as counts
         since the last call, `lost_replicas`, `moved_requests` and `moved_tokens` of each."""

@@ -1,10 +1,11 @@
-"""A transfer across hosts: collective broadcasts in a process group made for the transfer.
+"""A transfer across hosts: collective broadcasts in a process group of the transfer's own.
 
 Each bucket is one broadcast. Where several senders hold shares of it, one of them gathers these
 first; the senders take turns. So the number of broadcasts is that of the buckets, whatever the
 number of tensors and senders. A TCPStore on the leading sender's host is the notice board and then
-the rendezvous of the groups. The process's default group is not used: in a sender it usually
-belongs to the trainer, in a receiver to the engine.
+the rendezvous of groups that are made; `kept_groups` says which stay for later pushes. The
+process's default group is not used: in a sender it usually belongs to the trainer, in a receiver to
+the engine.
 
 While one bucket is read, the next one travels.
 """
@@ -35,13 +36,8 @@ from roll.weight_sync.push_plan import (
 )
 from roll.weight_sync.receive_buffer import DeviceBuffer, PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
-from roll.weight_sync.transports.process_groups import (
-    allocate,
-    broken_off,
-    finish_work,
-    join_group,
-    leave_group,
-)
+from roll.weight_sync.transports.kept_groups import PushGroups
+from roll.weight_sync.transports.process_groups import allocate, broken_off, finish_work
 from roll.weight_sync.transports.store_board import StoreBoard
 
 
@@ -58,25 +54,36 @@ class BroadcastSender:
         *,
         verify: bool,
     ) -> None:
-        """Connect and agree as `SenderEnd` says, and return once all processes have joined."""
+        """Connect and agree as `SenderEnd` says, and return once all processes have joined the
+        groups that are made for this push."""
         self._board = StoreBoard(channel, sender_name(sender), is_host=sender == 0)
         self._group: _Group | None = None
         self._gathering: _Gathering | None = None
         abort.when_given_up(self._board.give_up)
         self._others = [
-            *(receiver_name(i) for i in range(channel.num_receivers)),
             *(sender_name(i) for i in range(1, channel.num_senders)),
+            *(receiver_name(i) for i in range(channel.num_receivers)),
         ]
+        self._whole = False
+        self._groups = PushGroups(channel, self._board, sender_name(sender))
         try:
+            if sender > 0:
+                self._groups.announce()
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
+            self._groups.agree(self._others if sender == 0 else None)
             self._buckets = [allocate(channel, size), allocate(channel, size)]
-            self._group = _Group(channel, self._board, manifest, sender)
+            self._group = _Group(channel, self._board, manifest, self._groups.enter(sender))
             if channel.num_senders > 1:
-                self._gathering = _Gathering(channel, self._board, manifest, sender)
+                group = self._groups.enter(sender, of_senders=True)
+                self._gathering = _Gathering(channel, self._board, manifest, sender, group)
         except Exception as error:
             self._board.give_up(failure(error))
             self.close()
             raise
+
+    @property
+    def groups_made(self) -> int:
+        return self._groups.made
 
     def memory(self, index: int) -> Tensor:
         assert self._group is not None
@@ -94,20 +101,20 @@ class BroadcastSender:
         assert self._group is not None
         self._group.wait_all()
         self._notes.wait_received()
-        return self._notes.finish(checksum)
+        total = self._notes.finish(checksum)
+        self._whole = True
+        return total
 
     def stop(self, reason: str) -> None:
         self._notes.stop(reason)
 
     def close(self) -> None:
-        """Break the connections now.
+        """Keep the groups if the push has ended well, else break their connections now.
 
         An error's traceback may keep this object alive, and the others would then wait for its
         next bucket. After a stopped push the notice board stays, for processes that come late.
         """
-        for group in (self._group, self._gathering):
-            if group is not None:
-                group.leave()
+        self._groups.end(whole=self._whole)
         self._group = self._gathering = None
         self._board.linger(self._others)
 
@@ -124,20 +131,24 @@ class BroadcastReceiver:
         self._index = index
         self._group: _Group | None = None
         self._board = StoreBoard(channel, receiver_name(index), is_host=False)
+        self._whole = False
+        self._groups = PushGroups(channel, self._board, receiver_name(index))
         self._notes = ReceiverNotes(self._board, index)
         self.manifest = self._notes.manifest
         self.verify = self._notes.verify
         self._plan: Sequence[Bucket] = ()
 
     def accept(self) -> None:
-        """Agree as `ReceiverEnd.accept` does, join the group, start to receive two buckets."""
+        """Agree as `ReceiverEnd.accept` does, enter the group, start to receive two buckets."""
         channel = self._channel
+        self._groups.announce()
         self._notes.accept()
+        self._groups.agree()
         self._plan = plan(self.manifest, channel)
         size = largest(self._plan)
         self._slots = (_receive_buffer(channel, size), _receive_buffer(channel, size))
-        rank = channel.num_senders + self._index
-        self._group = _Group(channel, self._board, self.manifest, rank)
+        group = self._groups.enter(channel.num_senders + self._index)
+        self._group = _Group(channel, self._board, self.manifest, group)
         for index in range(min(2, len(self._plan))):
             self._begin(index)
 
@@ -165,11 +176,12 @@ class BroadcastReceiver:
 
     def done(self) -> None:
         self._notes.done()
+        self._whole = True
 
     def close(self) -> None:
-        """Break the connections now, so that the other processes notice."""
-        if self._group is not None:
-            self._group.leave()
+        """Keep the group if the push has ended well, else break its connections now, so that the
+        other processes notice."""
+        self._groups.end(whole=self._whole)
         self._group = None
 
     def _begin(self, index: int) -> None:
@@ -180,20 +192,18 @@ class BroadcastReceiver:
 
 
 class _Group:
-    """The process group of all ends of a transfer, and the broadcasts that run in it."""
+    """The broadcasts of a transfer, in the process group of all its ends.
 
-    def __init__(self, channel: Channel, board: StoreBoard, manifest: Manifest, rank: int) -> None:
-        """Join the group; return once all ranks have joined. The errors are those of `join_group`.
+    Args:
+        group: PyTorch's group. The senders have the first ranks, by number; the receivers follow.
+    """
 
-        Args:
-            rank: the senders have the first ranks, by number; the receivers follow.
-        """
-        size = channel.num_senders + channel.num_receivers
+    def __init__(self, channel: Channel, board: StoreBoard, manifest: Manifest, group: Any) -> None:
         self._manifest = manifest
         self._works: dict[int, Any] = {}
         self._board = board
         self._timeout_s = channel.timeout_s
-        self._group = join_group(channel, board, rank, size, "group")
+        self._group = group
 
     def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
         """Start the broadcast of bucket `index`, which every rank must start in the same order."""
@@ -214,23 +224,23 @@ class _Group:
         for index in sorted(self._works):
             self.wait(index)
 
-    def leave(self) -> None:
-        """Break the connections; see `leave_group`."""
-        leave_group(self._group)
-
 
 class _Gathering:
-    """The process group of the senders, in which one of them gathers the shares of a bucket."""
+    """The exchanges in the process group of the senders, by which one of them gathers the shares of
+    a bucket.
+
+    Args:
+        group: PyTorch's group.
+    """
 
     def __init__(
-        self, channel: Channel, board: StoreBoard, manifest: Manifest, sender: int
+        self, channel: Channel, board: StoreBoard, manifest: Manifest, sender: int, group: Any
     ) -> None:
-        """Join the group; return once all senders have joined. Errors are those of `join_group`."""
         self._manifest = manifest
         self._sender = sender
         self._board = board
         self._timeout_s = channel.timeout_s
-        self._group = join_group(channel, board, sender, channel.num_senders, "senders")
+        self._group = group
 
     def gather(self, index: int, bucket: Bucket, memory: Tensor) -> None:
         """Bring the shares of all senders to the one that broadcasts bucket `index`. Collective.
@@ -268,10 +278,6 @@ class _Gathering:
     def _held(self, bucket: Bucket, memory: Tensor, sender: int) -> list[Tensor]:
         """Return views of the runs of a bucket that a sender holds."""
         return [memory[first:end] for first, end in runs(self._manifest, bucket, sender)]
-
-    def leave(self) -> None:
-        """Break the connections; see `leave_group`."""
-        leave_group(self._group)
 
 
 def _receive_buffer(channel: Channel, num_bytes: int) -> ReceiveBuffer:

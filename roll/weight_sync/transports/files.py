@@ -48,6 +48,8 @@ _LEAVE_S = 0.5
 class FilesSender:
     """A sender's end of a transfer through files, in one rank of the trainer."""
 
+    groups_made = 0
+
     def __init__(
         self,
         channel: Channel,

@@ -68,6 +68,8 @@ class SharedBuckets(Protocol):
 class HostLeader:
     """The leading sender's end of a transfer within one host."""
 
+    groups_made = 0
+
     def __init__(
         self, channel: Channel, manifest: Manifest, size: int, abort: Abort, *, verify: bool
     ) -> None:
@@ -150,6 +152,8 @@ class HostLeader:
 
 class HostHelper:
     """The end of a sender that does not lead: it writes when the leader tells it to."""
+
+    groups_made = 0
 
     def __init__(self, channel: Channel, manifest: Manifest, sender: int, abort: Abort) -> None:
         """Connect and agree as `SenderEnd` says; WeightSyncError if the manifests differ."""

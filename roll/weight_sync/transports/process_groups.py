@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,6 +36,11 @@ push would end the trainer. Without one, errors of the group are raised where it
 
 BREAK_S = 10.0
 """Time that NCCL gets to break the connections of a group, in seconds."""
+CLOSE_S = 10.0
+"""Time that NCCL gets to close groups in order, in seconds. In a group that has lost a rank it may
+wait for it."""
+
+logger = logging.getLogger(__name__)
 
 
 def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
@@ -71,6 +77,27 @@ def leave_group(group: Any) -> None:
             _within(BREAK_S, group.abort)
 
 
+def close_groups(groups: Mapping[str, Any]) -> None:
+    """Close groups in which no collective runs. What is not closed in time is broken off.
+
+    Args:
+        groups: name of each group, for the log -> the group.
+    """
+    closing = {name: _begin(group.shutdown) for name, group in groups.items()}
+    deadline = time.monotonic() + CLOSE_S
+    for name, group in groups.items():
+        try:
+            _end(closing[name], deadline - time.monotonic())
+        except RuntimeError as error:
+            logger.warning(
+                "could not close a process group of weight pushes (this process is %s): %s; "
+                "another process of the group may be gone. Its connections are broken off",
+                name,
+                first_line(error),
+            )
+            leave_group(group)
+
+
 def _within(limit_s: float, call: Callable[[], Any]) -> None:
     """Make a call that ends soon, unless NCCL hangs: after the death of a rank it may.
 
@@ -78,6 +105,11 @@ def _within(limit_s: float, call: Callable[[], Any]) -> None:
         RuntimeError: the call raised it, or has not ended after `limit_s`; then a thread is left
             behind.
     """
+    _end(_begin(call), limit_s)
+
+
+def _begin(call: Callable[[], Any]) -> Future[Any]:
+    """Make a call in a thread, which does not keep the process alive."""
     made: Future[Any] = Future()
 
     def run() -> None:
@@ -87,10 +119,17 @@ def _within(limit_s: float, call: Callable[[], Any]) -> None:
             made.set_exception(error)
 
     threading.Thread(target=run, name="roll-break-group", daemon=True).start()
+    return made
+
+
+def _end(made: Future[Any], limit_s: float) -> None:
+    """Wait for a call of `_begin`; errors are those of `_within`."""
     try:
-        made.result(limit_s)
+        made.result(max(0.0, limit_s))
     except TimeoutError:
-        raise RuntimeError(f"NCCL has not broken it off within {limit_s:g} s") from None
+        raise RuntimeError(
+            f"waited for NCCL, which has not ended the connections within {limit_s:g} s"
+        ) from None
 
 
 @contextmanager
