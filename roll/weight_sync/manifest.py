@@ -5,8 +5,11 @@ It is sent before the tensors, so that a receiver can refuse the push and keep i
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -159,6 +162,13 @@ class Manifest:
                     f"tensor {meta.name!r} of {meta.num_elements} elements has the cuts "
                     f"{list(cuts)}; they must rise from 0 to its size, one more than senders"
                 )
+
+
+@lru_cache(maxsize=4)
+def digest(manifest: Manifest) -> str:
+    """Return a checksum of all that a manifest says. That of the latest ones is kept, because one
+    push is as the other."""
+    return hashlib.sha256(json.dumps(manifest.to_json()).encode()).hexdigest()
 
 
 def meta_of(name: str, tensor: Tensor) -> TensorMeta:

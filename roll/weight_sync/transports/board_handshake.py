@@ -1,7 +1,8 @@
 """The handshake of transfers whose processes share a notice board instead of connections.
 
 Key              Posted by             Note
-offer            leading sender        {manifest, verify}
+manifest         leading sender        the manifest
+offer            leading sender        {digest of the manifest, verify}
 agreed/<name>    each other process    {ok} or {failed: why}
 verdict          leading sender        {go}
 sum/<name>       each other sender     {sum: checksum}
@@ -11,20 +12,25 @@ done/<name>      each receiver         {ok} or {failed: why}
 left/<name>      each other sender     {ok}: it reads no more, so the board may be removed
 
 The weights themselves travel by other means: `broadcast.py`, `files.py`. A process that gives up
-posts this on the board.
+posts this on the board. A manifest that a process has read for an earlier push is not read again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any, Protocol
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_same
 from roll.weight_sync.checksum import Checksum
-from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.manifest import Manifest, digest
 from roll.weight_sync.names import LEADER, receiver_name, sender_name
+
+MOST_MANIFESTS = 2
+"""Number of manifests that a process keeps: those of a push of all tensors and of one without those
+that never change."""
 
 
 class Board(Protocol):
@@ -54,6 +60,30 @@ class Board(Protocol):
         ...
 
 
+class _Manifests:
+    """The manifests that this process has read last. One push is mostly as the one before, and a
+    large model's manifest has megabytes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: dict[str, Manifest] = {}
+
+    def read(self, board: Board, wanted: str) -> Manifest:
+        """Return the manifest with this digest, from the board unless it was read before."""
+        with self._lock:
+            found = self._read.pop(wanted, None)
+        if found is None:
+            found = Manifest.from_json(board.read("manifest", LEADER))
+        with self._lock:
+            self._read[wanted] = found
+            while len(self._read) > MOST_MANIFESTS:
+                self._read.pop(next(iter(self._read)))
+        return found
+
+
+_MANIFESTS = _Manifests()
+
+
 class SenderNotes:
     """A sender's side of the handshake; the constructor returns once all processes have agreed.
 
@@ -73,7 +103,8 @@ class SenderNotes:
         self._receivers = [receiver_name(i) for i in range(channel.num_receivers)]
         try:
             if sender == 0:
-                board.post("offer", {"manifest": manifest.to_json(), "verify": verify})
+                board.post("manifest", manifest.to_json())
+                board.post("offer", {"digest": digest(manifest), "verify": verify})
                 self._expect("agreed", [*self._receivers, *self._helpers])
                 board.post("verdict", {"go": True})
             else:
@@ -127,7 +158,8 @@ class SenderNotes:
         offer = self._board.read("offer", LEADER)
         key = f"agreed/{sender_name(self._sender)}"
         try:
-            check_same(manifest, Manifest.from_json(offer["manifest"]), self._sender)
+            if digest(manifest) != offer["digest"]:
+                check_same(manifest, _MANIFESTS.read(self._board, offer["digest"]), self._sender)
         except WeightSyncError as error:
             self._board.post(key, {"failed": str(error)})
             raise
@@ -162,7 +194,7 @@ class ReceiverNotes:
         self._name = receiver_name(index)
         self._step = "agreed"
         offer = board.read("offer", LEADER)
-        self.manifest = Manifest.from_json(offer["manifest"])
+        self.manifest = _MANIFESTS.read(board, offer["digest"])
         self.verify: bool = offer["verify"]
 
     def accept(self) -> None:

@@ -26,7 +26,12 @@ from typing import Any
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.names import LEADER
-from roll.weight_sync.transports.process_groups import close_groups, join_group, leave_group
+from roll.weight_sync.transports.process_groups import (
+    CLOSE_S,
+    close_groups,
+    join_group,
+    leave_group,
+)
 from roll.weight_sync.transports.store_board import StoreBoard
 
 Holds = Set[tuple[str, int]]
@@ -55,9 +60,14 @@ class KeptGroup:
 
 
 class KeptGroups:
-    """The groups that a process keeps. One that a push uses is not among them meanwhile."""
+    """The groups that a process keeps. One that a push uses is not among them meanwhile.
 
-    def __init__(self) -> None:
+    Args:
+        close_s: time limit of closing groups, in seconds.
+    """
+
+    def __init__(self, close_s: float = CLOSE_S) -> None:
+        self._close_s = close_s
         self.name = secrets.token_hex(8)
         """Name of this process, which no other one has."""
         self._lock = threading.Lock()
@@ -100,7 +110,8 @@ class KeptGroups:
                 kept for kept in self._kept if leader in (None, kept.leader) and kept.id not in but
             ]
             self._kept = [kept for kept in self._kept if kept not in leaving]
-        close_groups({f"rank {kept.rank} of {kept.size}": kept.group for kept in leaving})
+        named = {f"rank {one.rank} of {one.size} ({one.id})": one.group for one in leaving}
+        close_groups(named, self._close_s)
 
 
 KEPT = KeptGroups()

@@ -77,25 +77,30 @@ def leave_group(group: Any) -> None:
             _within(BREAK_S, group.abort)
 
 
-def close_groups(groups: Mapping[str, Any]) -> None:
+def close_groups(groups: Mapping[str, Any], limit_s: float = CLOSE_S) -> None:
     """Close groups in which no collective runs. What is not closed in time is broken off.
 
     Args:
         groups: name of each group, for the log -> the group.
+        limit_s: time limit of all together, in seconds.
     """
     closing = {name: _begin(group.shutdown) for name, group in groups.items()}
-    deadline = time.monotonic() + CLOSE_S
-    for name, group in groups.items():
+    deadline = time.monotonic() + limit_s
+    for name, closed in closing.items():
         try:
-            _end(closing[name], deadline - time.monotonic())
+            closed.result(max(0.0, deadline - time.monotonic()))
+            continue
+        except TimeoutError:
+            found = f"NCCL has not closed it within {limit_s:g} s"
         except RuntimeError as error:
-            logger.warning(
-                "could not close a process group of weight pushes (this process is %s): %s; "
-                "another process of the group may be gone. Its connections are broken off",
-                name,
-                first_line(error),
-            )
-            leave_group(group)
+            found = first_line(error)
+        logger.warning(
+            "process group of weight pushes, of which this process is %s: %s; another process of "
+            "it may be gone. Its connections are broken off",
+            name,
+            found,
+        )
+        leave_group(groups[name])
 
 
 def _within(limit_s: float, call: Callable[[], Any]) -> None:
@@ -105,7 +110,10 @@ def _within(limit_s: float, call: Callable[[], Any]) -> None:
         RuntimeError: the call raised it, or has not ended after `limit_s`; then a thread is left
             behind.
     """
-    _end(_begin(call), limit_s)
+    try:
+        _begin(call).result(limit_s)
+    except TimeoutError:
+        raise RuntimeError(f"NCCL has not broken it off within {limit_s:g} s") from None
 
 
 def _begin(call: Callable[[], Any]) -> Future[Any]:
@@ -120,16 +128,6 @@ def _begin(call: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, name="roll-break-group", daemon=True).start()
     return made
-
-
-def _end(made: Future[Any], limit_s: float) -> None:
-    """Wait for a call of `_begin`; errors are those of `_within`."""
-    try:
-        made.result(max(0.0, limit_s))
-    except TimeoutError:
-        raise RuntimeError(
-            f"waited for NCCL, which has not ended the connections within {limit_s:g} s"
-        ) from None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive
-from roll.weight_sync.transport_choice import new_channel
+from roll.weight_sync.transport_choice import Endpoint, new_channel
 from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 
@@ -58,7 +59,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.pushes: list[tuple[int, set[str]]] = []
-        self.refuses = False
+        self.refuses = self.fails = False
+        self.channel: Channel | None = None
         self.dies = False
         self.held: frozenset[str] = frozenset()
 
@@ -84,8 +86,11 @@ class Engine:
             shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
             check_shapes(manifest, shapes, optional=frozenset(), held=self.held)
 
+        self.channel = channel
         with receive(channel, receiver, check=check) as incoming:
             names = {name for name, _ in incoming.tensors()}
+            if self.fails:
+                raise WeightSyncError("no memory")
         self.held |= names
         self.pushes.append((version, names))
         return LoadReport(version, len(names), 0, incoming.checksum)
@@ -103,13 +108,24 @@ class Trainer(ActorWorker):
 
 
 class Replica(InferWorker):
+    """Says that it is on another machine than the trainer if `far`."""
+
+    far = False
+
     def __init__(self, spec: WorkerSpec, engines: list[Engine], lora: LoraConfig | None) -> None:
         Worker.__init__(self, spec)
         self.lora = lora
         self.engine = cast(Any, engines[spec.rank])
 
+    async def places(self) -> list[Endpoint]:
+        return [replace(place, node=int(self.far)) for place in await super().places()]
+
     async def close(self) -> None:
         """Owns nothing."""
+
+
+class FarReplica(Replica):
+    far = True
 
 
 @pytest.fixture
@@ -130,14 +146,17 @@ def pusher(
 
 @contextmanager
 def started(
-    engines: list[Engine], config: WeightSyncConfig, lora: LoraConfig | None
+    engines: list[Engine],
+    config: WeightSyncConfig,
+    lora: LoraConfig | None,
+    kind: type[Replica] = Replica,
 ) -> Iterator[WeightPusher]:
     with (
         LocalLauncher(call_timeout_s=30) as one,
         LocalLauncher(world_size=3, call_timeout_s=30) as three,
     ):
         actor: Any = one.start(Trainer, Placement(Role.ACTOR_TRAIN, pool="p"), lora)
-        infer: Any = three.start(Replica, Placement(Role.ACTOR_INFER, pool="p"), engines, lora)
+        infer: Any = three.start(kind, Placement(Role.ACTOR_INFER, pool="p"), engines, lora)
         yield WeightPusher(actor, infer, "cpu", config)
 
 
@@ -214,6 +233,44 @@ def test_after_a_refusal_everything_travels_again(
     engines[1].refuses = False
     pusher.push(3, EVERYBODY, verify=True)
     assert [engine.pushes for engine in engines] == [[(1, ALL), (3, ALL)]] * 3
+
+
+def test_across_hosts_the_metrics_tell_how_many_groups_pushes_made(engines: list[Engine]) -> None:
+    def made(pusher: WeightPusher) -> dict[str, float]:
+        return pusher.take_metrics().values_by_name()
+
+    name = "weight_sync/groups_made"
+    with started(engines, WeightSyncConfig(), lora=None, kind=FarReplica) as pusher:
+        assert made(pusher) == {}
+        pusher.push(1, EVERYBODY, verify=True)
+        assert made(pusher) == {name: 1}
+        pusher.push(2, EVERYBODY, verify=True)
+        assert made(pusher) == {name: 0}
+        engines[1].fails = True
+        with pytest.raises(WeightSyncError, match="no memory"):
+            pusher.push(3, EVERYBODY, verify=True)
+        engines[1].fails = False
+        pusher.push(3, EVERYBODY, verify=True)
+        pusher.push(3, [1], verify=True)
+        assert made(pusher) == {name: 2}
+        assert made(pusher) == {}
+    with started(engines, WeightSyncConfig(kept_groups=0), lora=None, kind=FarReplica) as pusher:
+        for version in (4, 5):
+            pusher.push(version, EVERYBODY, verify=True)
+        assert made(pusher) == {name: 2}
+    with started(engines, WeightSyncConfig(), lora=None) as pusher:
+        pusher.push(6, EVERYBODY, verify=True)
+        assert made(pusher) == {}  # on one host there are no groups
+
+
+def test_a_channel_names_the_places_of_its_receivers(
+    pusher: WeightPusher, engines: list[Engine]
+) -> None:
+    pusher.push(1, [2, 0], verify=True)
+    assert engines[0].channel == engines[2].channel
+    assert engines[0].channel is not None
+    assert engines[0].channel.receivers == ("actor_infer[2].0", "actor_infer[0].0")
+    assert engines[0].channel.kept_groups == WeightSyncConfig().kept_groups == 6
 
 
 def test_a_late_call_for_an_older_push_does_not_hide_the_running_one() -> None:
