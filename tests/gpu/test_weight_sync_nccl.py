@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive, send
 from roll.weight_sync.transport_choice import new_channel
+from roll.weight_sync.transports.kept_groups import KEPT
+from roll.weight_sync.transports.process_groups import CLOSE_S
 from tests.gpu.test_weight_sync_ipc import accept_all
 
 pytestmark = [pytest.mark.gpu(2), pytest.mark.timeout(300)]
@@ -117,3 +121,57 @@ def test_tensors_reach_another_gpu_unchanged(bucket_bytes: int) -> None:
             process.join()
     assert sent[0] is not None
     assert sent == received
+
+
+def sends_twice(channels: tuple[Channel, Channel], pipe: Connection) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    torch.cuda.set_device(0)
+    own = tensors()
+    for channel in channels:
+        report = send(channel, iter(own.items()), Manifest.of(own.items()), verify=True)
+        pipe.send((report.groups_made, report.checksum))
+    begun = time.monotonic()
+    KEPT.close()
+    pipe.send((time.monotonic() - begun, KEPT.held()))
+
+
+def receives_twice(channels: tuple[Channel, Channel], pipe: Connection) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    torch.cuda.set_device(0)
+    for channel in channels:
+        with receive(channel, 0, check=accept_all) as incoming:
+            for _ in incoming.tensors():
+                pass
+        pipe.send(incoming.checksum)
+    KEPT.close()
+
+
+def test_a_second_push_connects_nothing_and_the_end_closes_all() -> None:
+    first, second = (replace(channel_of(1 << 16, WAIT_S), kept_groups=1) for _ in range(2))
+    context = mp.get_context("spawn")
+    ends, processes = [], []
+    for target in (sends_twice, receives_twice):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=target, args=((first, second), theirs))
+        process.start()
+        ends.append(mine)
+        processes.append(process)
+    try:
+        sent, received = [], []
+        for _ in range(2):
+            assert all(end.poll(WAIT_S) for end in ends)
+            sent.append(ends[0].recv())
+            received.append(ends[1].recv())
+        assert [made for made, _ in sent] == [1, 0]
+        assert [checksum for _, checksum in sent] == received
+        assert ends[0].poll(WAIT_S)
+        closed_s, held = ends[0].recv()
+        assert closed_s < CLOSE_S
+        assert held == []
+        for process in processes:
+            process.join(WAIT_S)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

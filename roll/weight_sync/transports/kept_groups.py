@@ -30,7 +30,7 @@ from roll.weight_sync.transports.process_groups import (
     CLOSE_S,
     close_groups,
     join_group,
-    leave_group,
+    leave_groups,
 )
 from roll.weight_sync.transports.store_board import StoreBoard
 
@@ -263,8 +263,8 @@ class PushGroups:
             whole: this process has done its part to the end, so nothing is on its way in them.
         """
         entered, self._entered = self._entered, []
+        if not (whole and self._channel.kept_groups):
+            leave_groups([kept.group for kept in entered])
+            return
         for kept in entered:
-            if whole and self._channel.kept_groups:
-                self._kept.keep(kept)
-            else:
-                leave_group(kept.group)
+            self._kept.keep(kept)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -65,16 +65,18 @@ def finish_work(work: Any, board: StoreBoard, timeout_s: float) -> None:
     _within(BREAK_S, work.wait)  # after an error it breaks the connections
 
 
-def leave_group(group: Any) -> None:
-    """Break the connections of a group of NCCL. Until then its kernels wait on the GPU for ranks
-    that do not come, and an error's traceback may keep the group alive. Those of gloo end with the
+def leave_groups(groups: Sequence[Any]) -> None:
+    """Break the connections of groups of NCCL. Until then its kernels wait on the GPU for ranks
+    that do not come, and an error's traceback may keep a group alive. Those of gloo end with the
     group.
 
     An error is ignored: the push has ended, well or not.
     """
-    if not isinstance(group, ProcessGroupGloo):
-        with contextlib.suppress(RuntimeError):
-            _within(BREAK_S, group.abort)
+    breaking = [_begin(group.abort) for group in groups if not isinstance(group, ProcessGroupGloo)]
+    deadline = time.monotonic() + BREAK_S
+    for broken in breaking:
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            broken.result(max(0.0, deadline - time.monotonic()))
 
 
 def close_groups(groups: Mapping[str, Any], limit_s: float = CLOSE_S) -> None:
@@ -86,6 +88,7 @@ def close_groups(groups: Mapping[str, Any], limit_s: float = CLOSE_S) -> None:
     """
     closing = {name: _begin(group.shutdown) for name, group in groups.items()}
     deadline = time.monotonic() + limit_s
+    left = []
     for name, closed in closing.items():
         try:
             closed.result(max(0.0, deadline - time.monotonic()))
@@ -100,7 +103,8 @@ def close_groups(groups: Mapping[str, Any], limit_s: float = CLOSE_S) -> None:
             name,
             found,
         )
-        leave_group(groups[name])
+        left.append(groups[name])
+    leave_groups(left)
 
 
 def _within(limit_s: float, call: Callable[[], Any]) -> None:

@@ -18,7 +18,7 @@ from roll.weight_sync.transports.process_groups import (
     NO_WATCHDOG,
     finish_work,
     join_group,
-    leave_group,
+    leave_groups,
     nccl_group,
 )
 from roll.weight_sync.transports.store_board import StoreBoard
@@ -106,7 +106,7 @@ def test_a_collective_is_given_up_when_another_process_stops(board: StoreBoard) 
 
 def test_a_group_of_nccl_is_left_at_once_and_for_good() -> None:
     group = Group()
-    leave_group(group)
+    leave_groups([group])
     assert group.aborted == 1
 
 
@@ -122,7 +122,7 @@ def test_a_group_of_nccl_that_cannot_be_left_holds_nobody_up(
 
     monkeypatch.setattr(process_groups, "BREAK_S", 0.1)
     begun = time.monotonic()
-    leave_group(Stuck())
+    leave_groups([Stuck(), Stuck()])
     let_go.set()
     assert time.monotonic() - begun < 10
 
