@@ -19,6 +19,7 @@ from roll.config.sections.roles import Role
 from roll.config.sections.rollout import HealthConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError
+from roll.core.metrics import Metrics, Sum
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.distributed.cluster import Placement
@@ -140,6 +141,9 @@ class Pusher:
 
     def forget(self, rank: int) -> None:
         pass
+
+    def take_metrics(self) -> Metrics:
+        return Metrics({"weight_sync/groups_made": Sum(len(self.pushes))})
 
 
 class Lingering:
@@ -422,6 +426,20 @@ def test_a_replica_that_is_lost_in_a_push_comes_back_and_goes_on_taking_turns() 
                 stage.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             ):
                 stage.serving.update_weights(2, verify=False)
+
+
+def test_the_metrics_of_pushes_are_those_of_the_pusher_if_there_is_one() -> None:
+    with staged() as stage:
+        stage.serving.take_devices()
+        with (
+            stage.serving.trainer_busy(),
+            stage.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+        ):
+            stage.serving.update_weights(1, verify=False)
+        found = stage.serving.take_push_metrics().values_by_name()
+        assert found == {"weight_sync/groups_made": 1}
+        stage.serving.pusher = None
+        assert not stage.serving.take_push_metrics()
 
 
 def test_replicas_move_all_at_once() -> None:
