@@ -289,6 +289,19 @@ def test_a_push_that_is_refused_uses_no_group_and_spoils_none(team: Team) -> Non
     assert team.push_right("ab")[0]["made"] == 0
 
 
+def test_two_trainers_keep_their_own_groups_to_the_same_engine(team: Team) -> None:
+    second = Team(team.folder)
+    try:
+        second.engines["a"].end()
+        second.engines["a"] = team.engines["a"]
+        second.version = 100
+        pushes = [each.push_right("a") for _ in range(2) for each in (team, second)]
+        assert [push[0]["made"] for push in pushes] == [2, 2, 0, 0]
+        assert len(ids(pushes[-1]["a"])[3]) == 2
+    finally:
+        second.close()
+
+
 def test_as_many_groups_are_kept_as_the_channel_says(team: Team) -> None:
     """Besides that of the senders. The one whose last use is longest ago is closed."""
     made = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roll.config import load_config
 from roll.core.errors import CheckpointError, DataError
+from roll.pipeline.rlvr import RlvrPipeline
+from roll.runtime.rollouts.generation import Generation
+from roll.runtime.weight_pusher import WeightPusher
+from roll.weight_sync.transport_choice import Route
 from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 
@@ -77,6 +83,32 @@ def test_a_run_leaves_the_files_and_keys_it_promises(tmp_path: Path) -> None:
     before = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     assert exported.keys() == before.keys()
     assert any(not torch.equal(exported[name], before[name]) for name in before)
+
+
+class AcrossHosts(RlvrPipeline):
+    """Pushes weights as if its engines were on other machines."""
+
+    def open(self) -> None:
+        super().open()
+        assert isinstance(self.runtime.rollouts, Generation)
+        inference = self.runtime.rollouts.inference
+        old = inference.pusher
+        assert old is not None
+        inference.pusher = FarPusher(old.actor, old.infer, old.platform, old.config)
+
+
+class FarPusher(WeightPusher):
+    def _route(self, *given: Any) -> Route:
+        return replace(super()._route(*given), kind="broadcast")
+
+
+def test_a_run_makes_the_groups_of_its_pushes_once(tmp_path: Path) -> None:
+    path = write_task(tmp_path, validation={}, max_steps=3)
+    near = run_local(path, [f"output_dir={tmp_path / 'near'}"])
+    far = run_local(path, [f"output_dir={tmp_path / 'far'}"], pipeline=AcrossHosts)
+    made = [record.pop("weight_sync/groups_made") for record in far[:3]]
+    assert made == [1, 0, 0]
+    assert [without_times(record) for record in far] == [without_times(record) for record in near]
 
 
 def test_the_first_update_is_on_policy(tmp_path: Path) -> None:

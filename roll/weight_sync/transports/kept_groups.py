@@ -17,6 +17,7 @@ groups         leading sender        the `Choice`
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections.abc import Collection, Sequence, Set
@@ -68,10 +69,18 @@ class KeptGroups:
 
     def __init__(self, close_s: float = CLOSE_S) -> None:
         self._close_s = close_s
-        self.name = secrets.token_hex(8)
-        """Name of this process, which no other one has."""
+        self._name = (0, "")
         self._lock = threading.Lock()
         self._kept: list[KeptGroup] = []
+
+    @property
+    def name(self) -> str:
+        """Name of this process, which no other one has: also none that was forked from the same
+        server, which has imported this module."""
+        with self._lock:
+            if self._name[0] != os.getpid():
+                self._name = (os.getpid(), secrets.token_hex(8))
+            return self._name[1]
 
     def held(self) -> list[KeptGroup]:
         """Return the groups; the one whose last use is longest ago is first."""
