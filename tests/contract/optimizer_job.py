@@ -137,6 +137,8 @@ def sharded_model(spec: WorkerSpec, layout: str) -> PreTrainedModel:
 
 
 BACKEND = TrainBackend("fsdp2", Fsdp2Config, ())
+SHARED = TrainBackend("fsdp2-ep2", Fsdp2Config, (), {"ep": 2}, experts=True)
+"""Two ranks share the experts; one has all of them."""
 TOTAL = 4
 """Optimizer steps of the schedules; three are taken."""
 SCHEDULE: dict[str, Any] = {"schedule": "linear", "warmup_steps": 1, "max_grad_norm": 0.5}
@@ -153,20 +155,23 @@ TRAINED: dict[str, OptimizerConfig] = {
 
 if HAS_TORCHAO:
     TRAINED["adamw_8bit"] = AdamW8bitConfig(lr=1e-3, weight_decay=0.1, eps=1e-4, **SCHEDULE)
+SHARING = [name for name in TRAINED if name != "muon"]
+"""Those that train experts."""
 
 
-def training(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+def training(spec: WorkerSpec, folder: Path, backend: TrainBackend = BACKEND) -> dict[str, Any]:
     """Three updates of each optimizer; the third once more after a resume."""
     group = GroupMembership(spec)
-    found = {name: _training(spec, folder, name) for name in TRAINED}
+    names = SHARING if backend.experts else TRAINED
+    found = {name: _training(spec, folder, name, backend) for name in names}
     group.leave()
     return found
 
 
-def _training(spec: WorkerSpec, folder: Path, name: str) -> dict[str, Any]:
+def _training(spec: WorkerSpec, folder: Path, name: str, backend: TrainBackend) -> dict[str, Any]:
     model, config = ModelConfig(path=str(folder.parent / "model")), TRAINED[name]
     loss = EntropyBonusLoss()
-    straight = BACKEND.build(spec, model, optimizer=config, total_steps=TOTAL)
+    straight = backend.build(spec, model, optimizer=config, total_steps=TOTAL)
     rows = rows_of(straight, train_batch())
     start = exported(straight)
     # A checkpoint before the first step has no state of an optimizer.
@@ -177,7 +182,7 @@ def _training(spec: WorkerSpec, folder: Path, name: str) -> dict[str, Any]:
     save_now(straight.begin_save(folder / name / "2", copied=True, optimizer=True))
     saved = exported(straight)
     metrics.append(straight.train(rows, loss).values_by_name())
-    resumed = BACKEND.build(spec, model, optimizer=config, total_steps=TOTAL)
+    resumed = backend.build(spec, model, optimizer=config, total_steps=TOTAL)
     resumed.load(folder / name / "2")
     found: dict[str, Any] = {
         "start": start,
@@ -194,7 +199,7 @@ def _training(spec: WorkerSpec, folder: Path, name: str) -> dict[str, Any]:
             found[f"loaded {where}"] = exported(resumed)
             resumed.train(rows, loss)
             found[f"after {where}"] = exported(resumed)
-    other = BACKEND.build(
+    other = backend.build(
         spec, model, optimizer=TRAINED["sgd" if name == "adamw" else "adamw"], total_steps=TOTAL
     )
     try:

@@ -1,4 +1,5 @@
-"""Every optimizer of FSDP2 takes the steps of PyTorch's own in one process."""
+"""Every optimizer of FSDP2 takes the steps of PyTorch's own in one process, and those that train
+experts take the same where ranks share them."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ from roll.strategy.training.schedule import lr_at
 from tests.contract.optimizer_job import (
     FACTORS,
     KINDS,
+    SHARED,
+    SHARING,
     STEPS,
     TRAINED,
     gradients,
@@ -210,3 +213,43 @@ def test_a_checkpoint_before_the_first_step_begins_anew(
         for key, p in model.named_parameters():
             assert torch.equal(rank[name]["loaded 0"][key], p), key
             assert torch.equal(rank[name]["after 0"][key], rank[name]["first"][key]), key
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("experts")
+    save_tiny_model(folder / "model", tied=False, seed=1, experts=True)
+    job = partial(training, backend=SHARED)
+    return {world: run_ranks(world, job, folder / str(world), timeout_s=300) for world in (2, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARING)
+def test_ranks_that_share_experts_take_the_steps_of_one_that_has_all(
+    shared: dict[int, list[dict[str, Any]]], name: str
+) -> None:
+    one = shared[1][0][name]
+    experts = [key for key in one["start"] if ".experts." in key]
+    assert experts
+    for two in (rank[name] for rank in shared[2]):
+        assert two["start"].keys() == one["start"].keys()
+        for key, start in one["start"].items():
+            step = one["weights"][key] - start
+            assert float(step.norm()) > 0, key
+            assert far(two["first"][key] - start, one["first"][key] - start) < NEAR[name], key
+            assert far(two["weights"][key] - start, step) < NEAR[name], key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARING)
+def test_ranks_that_share_experts_resume_to_the_bit_and_one_rank_goes_on(
+    shared: dict[int, list[dict[str, Any]]], name: str
+) -> None:
+    one = shared[1][0][name]
+    for two in (rank[name] for rank in shared[2]):
+        assert two["resumed_metrics"] == two["metrics"][-1]
+        for key, tensor in two["weights"].items():
+            assert torch.equal(two["resumed"][key], tensor), key
+            assert torch.equal(one["loaded 2"][key], two["saved"][key]), key
+            moved = tensor - two["saved"][key]
+            assert far(one["after 2"][key] - two["saved"][key], moved) < NEAR[name], key
