@@ -61,6 +61,14 @@ class Case:
     rows: int = 4
     rows_at_once: int = 4
     checkpointing: bool = False
+    offload: bool = False
+    """Inputs of layers lie in host memory; with `checkpointing`."""
+
+    @property
+    def strategy(self) -> Fsdp2Config:
+        return Fsdp2Config(
+            activation_checkpointing=self.checkpointing, offload_activations=self.offload
+        )
 
 
 _DENSE = {
@@ -118,7 +126,7 @@ def train(spec: WorkerSpec, results: Path, *, case: Case, model: Path) -> dict[s
     )
     role = TrainRole(
         pool="p",
-        strategy=Fsdp2Config(activation_checkpointing=case.checkpointing),
+        strategy=case.strategy,
         max_tokens_per_microbatch=case.rows_at_once * WIDTH,
         logprob_chunk_tokens=CHUNK,
     )
@@ -143,8 +151,7 @@ def estimate(case: Case, folder: Path, ranks: int) -> Needs:
         ranks=ranks,
         width=2 if case.dtype == "bfloat16" else 4,
     )
-    strategy = Fsdp2Config(activation_checkpointing=case.checkpointing)
-    return trained(sizes, strategy, passes, Learned(sizes.total, head=True))
+    return trained(sizes, case.strategy, passes, Learned(sizes.total, head=True))
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ def gradient_of_step(step: Tensor) -> Tensor:
 
 
 PACKING = "packing"
+OFFLOADED = "offload_activations"
 TrainConfig = type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
 
 
@@ -62,6 +63,8 @@ class TrainBackend:
         """Settings with this option as it is not by default."""
         if option == PACKING:  # of the role, not of the backend
             return {PACKING: True}
+        if option == OFFLOADED:  # moves what another option saves
+            return {OFFLOADED: True, "activation_checkpointing": True}
         return {option: not self.strategy.model_fields[option].default}
 
     def build(
@@ -94,7 +97,9 @@ ZERO_3: dict[str, Any] = {"stage": 3, "whole_below_elements": 64}
 
 TRAIN_BACKENDS = [
     TrainBackend(
-        "fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload", "reshard_after_forward")
+        "fsdp2",
+        Fsdp2Config,
+        ("activation_checkpointing", OFFLOADED, "cpu_offload", "reshard_after_forward"),
     ),
     TrainBackend("fsdp2-ulysses2", Fsdp2Config, ("activation_checkpointing",), {"ulysses": 2}),
     TrainBackend(
@@ -120,7 +125,7 @@ TRAIN_BACKENDS = [
             ("zero2", ("activation_checkpointing", "offload_optimizer"), {"stage": 2}),
             (
                 "zero3",
-                ("activation_checkpointing", "offload_optimizer", "offload_parameters"),
+                ("activation_checkpointing", OFFLOADED, "offload_optimizer", "offload_parameters"),
                 ZERO_3,
             ),
         )
@@ -128,7 +133,12 @@ TRAIN_BACKENDS = [
     TrainBackend(
         "megatron-dp2", MegatronConfig, ("distributed_optimizer", "overlap_grad_reduce", PACKING)
     ),
-    TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
+    TrainBackend(
+        "megatron-zero",
+        MegatronConfig,
+        (),
+        {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+    ),
     TrainBackend("megatron-tp2", MegatronConfig, (PACKING,), {"tp": 2}),
     TrainBackend("megatron-pp2", MegatronConfig, (PACKING,), {"pp": 2}),
     TrainBackend("megatron-cp2", MegatronConfig, ("distributed_optimizer", PACKING), {"cp": 2}),

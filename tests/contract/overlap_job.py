@@ -3,7 +3,7 @@ backward pass: several updates, whose numbers of micro-batches differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,31 +35,54 @@ FROZEN = {"freeze": ("model.embed_tokens.*", "model.layers.0.*", "*.input_layern
 
 
 def job(spec: WorkerSpec, folder: Path, cases: Mapping[str, Case]) -> dict[str, Any]:
-    """Metrics and weights after all updates, by case, without and with the overlap."""
+    """Metrics and weights after all updates, by case, without and with overlaps."""
     group = GroupMembership(spec)
     results = {
-        name: [updated(spec, folder.parent, case, overlap=overlap) for overlap in (False, True)]
+        name: [updated(spec, folder.parent, case, own) for own in overlaps(case)]
         for name, case in cases.items()
     }
     group.leave()
     return results
 
 
-def updated(spec: WorkerSpec, folder: Path, case: Case, *, overlap: bool) -> dict[str, Any]:
-    strategy = MEGATRON.build(
+def overlaps(case: Case) -> list[dict[str, Any]]:
+    """Settings of the runs of a case."""
+    reduce = {"overlap_grad_reduce": True}
+    gather = [{**reduce, "overlap_param_gather": True}]
+    return [{}, reduce, *(gather if case.layout.get("distributed_optimizer") else ())]
+
+
+def updated(
+    spec: WorkerSpec, folder: Path, case: Case, overlap: Mapping[str, Any]
+) -> dict[str, Any]:
+    strategy: Any = MEGATRON.build(
         spec,
         ModelConfig(path=str(folder / case.model), **case.model_options),
         budget=24,
         optimizer=ADAM,
         packing=case.packing,
-        overlap_grad_reduce=overlap,
+        **overlap,
         **case.layout,
     )
-    metrics = []
-    for rows in UPDATES:
+    metrics, scores, pending = [], [], []
+    for number, rows in enumerate(UPDATES):
         mine = rows_of(strategy, train_batch().select(rows))
-        strategy.score(mine)  # passes without gradients between the updates
+        if number != 1:  # passes without gradients between the updates, but between the first two
+            scores.append(strategy.score(mine).logprobs_BT)
         metrics.append(strategy.train(mine, EntropyBonusLoss()).values_by_name())
-    result = {"metrics": metrics, "weights": exported(strategy)}
+        pending.append(ungathered(strategy._model.chunks))
+    result = {
+        "metrics": metrics,
+        "scores": scores,
+        "pending": pending,
+        "weights": exported(strategy),
+        "left": ungathered(strategy._model.chunks),
+    }
     strategy.close()
     return result
+
+
+def ungathered(chunks: Sequence[Any]) -> int:
+    """Number of buckets whose weights each rank has only in part."""
+    groups = (g for c in chunks for g in c.bucket_groups + c.expert_parallel_bucket_groups)
+    return sum(not group.param_gather_dispatched for group in groups)

@@ -1,4 +1,5 @@
-"""Gradients that are reduced in the backward pass are those that are reduced after it."""
+"""Gradients that are reduced in the backward pass are those that are reduced after it, and weights
+that are gathered in the next forward pass those that are gathered at once."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ CASES: dict[int, dict[str, Case]] = {
         "dp, recomputed": Case({**ZERO, "recompute": "full"}),
         "dp, frozen": Case({}, packing=True, model_options=FROZEN),
         "adapter": Case(ZERO, model_options=LORA),
-        "cp": Case({"cp": 2}),
+        "cp": Case({"cp": 2, **ZERO}),
         "pp, frozen": Case({"pp": 2}, model_options=FROZEN),
         "vpp, adapter": Case({"pp": 2, "vpp": 2}, model_options=LORA),
-        "ep": Case({"ep": 2}, model="experts"),
+        "ep": Case({"ep": 2, **ZERO}, model="experts"),
     },
     4: {
         "vpp": Case({"pp": 2, "vpp": 2, **ZERO}, packing=True),
         "pp, ep": Case({"pp": 2, "ep": 2}, model="experts"),
+        "tp, bf16": Case({"tp": 2, **ZERO}, model_options={"dtype": "bfloat16"}),
     },
 }
 RUNS = [(ranks, name) for ranks, cases in CASES.items() for name in cases]
@@ -50,8 +52,22 @@ def test_updates_are_those_without_the_overlap_to_the_bit(
     runs: dict[int, list[dict[str, Any]]], ranks: int, name: str
 ) -> None:
     for rank in runs[ranks]:
-        after, meanwhile = rank[name]
-        assert meanwhile["metrics"] == after["metrics"]
+        after, *meanwhile = rank[name]
         assert after["metrics"][1]["grad_norm"] > 0
-        for key, weight in after["weights"].items():
-            assert torch.equal(meanwhile["weights"][key], weight), key
+        for one in meanwhile:
+            assert one["metrics"] == after["metrics"]
+            assert one["scores"][1].equal(after["scores"][1])
+            for key, weight in after["weights"].items():
+                assert torch.equal(one["weights"][key], weight), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "name"), RUNS)
+def test_an_update_leaves_weights_to_the_next_pass_and_whatever_reads_them_gathers_them(
+    runs: dict[int, list[dict[str, Any]]], ranks: int, name: str
+) -> None:
+    for rank in runs[ranks]:
+        _, _, *gathered = rank[name]
+        for one in gathered:
+            assert min(one["pending"]) > 0
+            assert one["left"] == 0

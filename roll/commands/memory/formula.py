@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TypeVar
 
 from roll.commands.memory import megatron
-from roll.commands.memory.needs import FULL, Needs, Passes, activations, head_buffers
+from roll.commands.memory.needs import (
+    FULL,
+    Needs,
+    Passes,
+    activations,
+    head_buffers,
+    hosted_inputs,
+)
 from roll.commands.memory.sizes import Learned, ModelSizes
 from roll.config.base import Config
 from roll.config.sections.optimizers.kinds import (
@@ -81,7 +88,7 @@ def trained(
 def on_its_device(strategy: S) -> S:
     """Return a backend that moves nothing to the memory of the machine: where there are no GPUs,
     that is the memory of the devices."""
-    moving = ("cpu_offload", "offload_optimizer", "offload_parameters")
+    moving = ("cpu_offload", "offload_optimizer", "offload_parameters", "offload_activations")
     own = [key for key in moving if key in type(strategy).model_fields]
     return strategy.model_copy(update=dict.fromkeys(own, False))
 
@@ -158,12 +165,7 @@ def _fsdp2(
     copied = passes.ranks > 1 or rounds or strategy.cpu_offload
     gathered = b * _gathered(sizes, strategy, shards) if copied else 0
     gathered += _exchanged(sizes, strategy, passes)
-    kept_for = activations(
-        sizes,
-        passes.tokens // strategy.ranks_per_part,
-        b,
-        recomputed=strategy.activation_checkpointing,
-    )
+    kept_for, hosted = _kept(sizes, strategy, passes.tokens // strategy.ranks_per_part, b)
     # The backward pass begins with the head, and ends with the gradients of the root.
     begins = head_buffers(sizes, passes, learns=learned.head)
     ends = (FULL + b) * sizes.root - kept_for if learned.head else 0
@@ -174,7 +176,20 @@ def _fsdp2(
         activations=kept_for,
         # A step begins when all activations are gone.
         buffers=max(gathered + max(begins, ends), whole_step(sizes, learned, optimizer) - kept_for),
+        hosted=hosted,
     )
+
+
+def _kept(
+    sizes: ModelSizes, strategy: Fsdp2Config | DeepspeedConfig, tokens: int, b: int
+) -> tuple[int, int]:
+    """Return the bytes that the forward pass of a rank's tokens keeps on the device, and those in
+    the memory of the machine."""
+    offloaded = strategy.offload_activations
+    kept = activations(
+        sizes, tokens, b, recomputed=strategy.activation_checkpointing, offloaded=offloaded
+    )
+    return kept, hosted_inputs(sizes, tokens, b) if offloaded else 0
 
 
 def _gathered(sizes: ModelSizes, strategy: Fsdp2Config, shards: int) -> int:
@@ -219,5 +234,5 @@ def _deepspeed(
         buffers += 2 * FULL * min(strategy.bucket_elements, sizes.total)
         if stage == 3 and (ranks > 1 or strategy.offload_parameters):
             buffers += b * (sizes.root + 2 * sizes.layer)
-    kept_for = activations(sizes, passes.tokens, b, recomputed=strategy.activation_checkpointing)
-    return Needs(weights, gradients, moments, kept_for, buffers=buffers)
+    kept_for, hosted = _kept(sizes, strategy, passes.tokens, b)
+    return Needs(weights, gradients, moments, kept_for, buffers=buffers, hosted=hosted)

@@ -11,6 +11,9 @@ from roll.commands.memory.sizes import ModelSizes
 
 FULL = 4
 """Bytes of a float32."""
+INPUTS_AT_ONCE = 4
+"""Most inputs of layers that are on the device at once if they are kept in host memory: that of the
+layer that runs, two on the way, and, with an adapter, that of the first layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class Needs:
     copied: int = 0
     """Copy of the states of a rank for a checkpoint, in the memory of the machine; on a GPU it is
     not in `total`."""
+    hosted: int = 0
+    """Inputs of layers in the memory of the machine, which the backward pass gets from there."""
 
     @property
     def total(self) -> int:
@@ -55,17 +60,32 @@ class Passes:
     """True for a teacher of whole distributions, whose passes end with hidden states."""
 
 
-def activations(sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass.
+def activations(
+    sizes: ModelSizes, tokens: int, b: int, *, recomputed: bool, offloaded: bool = False
+) -> int:
+    """Return the bytes that a forward pass keeps on the device for the backward pass.
 
     Args:
         tokens: number of tokens of the micro-batch, or of this rank's slice of it.
         recomputed: only the inputs of the layers are kept, and one layer is computed again.
+        offloaded: the inputs of most layers are in the memory of the machine.
     """
     layer = layer_activations(sizes, b)
     ends = (3 * FULL + b) * sizes.hidden  # last norm, and the states before the head
-    kept = sizes.layers * b * sizes.hidden + layer if recomputed else sizes.layers * layer
+    inputs = min(sizes.layers, INPUTS_AT_ONCE) if offloaded else sizes.layers
+    kept = inputs * b * sizes.hidden + layer if recomputed else sizes.layers * layer
     return tokens * (kept + ends)
+
+
+def hosted_inputs(sizes: ModelSizes, tokens: int, b: int) -> int:
+    """Return the bytes of the inputs of all layers in the memory of the machine. Each takes a
+    power of two there, to which PyTorch rounds pinned memory up.
+
+    Args:
+        tokens: as in `activations`.
+    """
+    each = tokens * b * sizes.hidden
+    return sizes.layers * (1 << (each - 1).bit_length())
 
 
 def layer_activations(sizes: ModelSizes, b: int, tp: int = 1) -> int:

@@ -311,7 +311,7 @@ def check_fit(config: RunConfig, devices: Devices) -> None:
             f"{wrong[0]}{more}. {_to_make_room(config, devices)}Give the pool more devices, shard "
             "more (fsdp2, deepspeed stage 3, megatron tp or pp), lower max_tokens_per_microbatch, "
             "or compute activations again in the backward pass (activation_checkpointing, "
-            "recompute)"
+            "recompute) and keep less of them on the GPU (offload_activations)"
         )
 
 

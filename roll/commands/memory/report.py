@@ -52,7 +52,7 @@ def report(config: RunConfig, devices: Devices) -> tuple[list[tuple[str, ...]], 
     lines = [
         *_device_lines(config, roles, devices),
         *_other_way_lines(config, roles, devices),
-        *_copy_lines(roles),
+        *_host_lines(roles),
     ]
     if unknown:
         lines.append(
@@ -136,9 +136,15 @@ def _other_way(
     )
 
 
-def _copy_lines(roles: list[RoleMemory]) -> Iterator[str]:
-    """Yield a line for each role whose states are copied for checkpoints."""
+def _host_lines(roles: list[RoleMemory]) -> Iterator[str]:
+    """Yield a line for each role that keeps inputs of layers in the memory of its machine, or whose
+    states are copied there for checkpoints."""
     for each in roles:
+        if each.needs.hosted:
+            yield (
+                f"{each.role}: each rank keeps about {gib(each.needs.hosted)} GiB of inputs of "
+                "layers in the memory of its machine (strategy.offload_activations)"
+            )
         if each.needs.copied:
             yield (
                 f"{each.role}: while a checkpoint is written (checkpoint.asynchronous) each rank "

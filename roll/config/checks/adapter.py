@@ -8,9 +8,10 @@ from typing import get_args
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.engine_options import LoraRank
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import Fsdp2Config, LoraRank, MegatronConfig, VllmConfig
+from roll.config.sections.strategy import Fsdp2Config, MegatronConfig, VllmConfig
 
 _OF_PATH = {"path", "made_by"}
 """Settings of a model that say where it lies."""

@@ -32,13 +32,19 @@ if TYPE_CHECKING:
     from roll.config.run import RunConfig
 
 _BACKWARD_ONLY = {
-    "fsdp2": ("activation_checkpointing", "reduce_dtype"),
-    "deepspeed": ("activation_checkpointing", "reduce_dtype", "offload_optimizer"),
+    "fsdp2": ("activation_checkpointing", "offload_activations", "reduce_dtype"),
+    "deepspeed": (
+        "activation_checkpointing",
+        "offload_activations",
+        "reduce_dtype",
+        "offload_optimizer",
+    ),
     "megatron": (
         "recompute",
         "aux_loss_coef",
         "distributed_optimizer",
         "overlap_grad_reduce",
+        "overlap_param_gather",
         "mtp_loss_weight",
         "mtp_detached",
     ),

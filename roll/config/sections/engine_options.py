@@ -8,6 +8,25 @@ from pydantic import Field
 
 from roll.config.base import Config
 
+Quantization = Literal[
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4_per_token",
+    "int8_per_channel_weight_only",
+]
+"""Quantization formats that vLLM can produce from unquantised weights."""
+LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
+
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of vLLM's KV cache without a GPU, the fewest that its kernels allow. Only full
+blocks are found again by prefix caching, and many prompts and turns are shorter than vLLM's 128."""
+CPU_CACHE_BYTES = 1 << 26, 1 << 30
+"""Bounds of the KV cache of a process of vLLM without a GPU, unless its size is set."""
+
 
 class NgramSpeculationConfig(Config):
     """Speculative decoding without a model: the next tokens are guessed from an earlier place in

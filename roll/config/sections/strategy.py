@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from roll.config.base import Config
-from roll.config.sections.engine_options import EndpointConfig, SpeculationConfig
+from roll.config.sections.engine_options import (
+    CPU_BLOCK_TOKENS,
+    CPU_CACHE_BYTES,
+    EndpointConfig,
+    LoraRank,
+    Quantization,
+    SpeculationConfig,
+)
 
 
 class HfScoreConfig(Config):
@@ -27,6 +34,9 @@ class Fsdp2Config(Config):
     per micro-batch."""
     activation_checkpointing: bool = False
     """Recompute the activations of each layer in the backward pass, to save memory."""
+    offload_activations: bool = False
+    """Keep what activation_checkpointing saves of each layer, its input, in host memory until the
+    backward pass needs it, for long rows. Needs activation_checkpointing."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -60,8 +70,9 @@ class Fsdp2Config(Config):
         return [*found, (self.replicas * self.ep, "replicas * ep")] if self.ep > 1 else found
 
     @model_validator(mode="after")
-    def _check_experts(self) -> Self:
-        """Refuse `ep` together with `tp`."""
+    def _check_together(self) -> Self:
+        """Refuse `offload_activations` without `activation_checkpointing`, and `ep` with `tp`."""
+        _require_checkpointing(self)
         if self.ep > 1 and self.tp > 1:
             raise ValueError(
                 f"ep is {self.ep} and tp is {self.tp}: fsdp2 cuts no layer that has experts by tp; "
@@ -85,6 +96,9 @@ class DeepspeedConfig(Config):
     """Keep this rank's shard of the parameters in host memory; needs stage 3."""
     activation_checkpointing: bool = False
     """Recompute the activations of each layer in the backward pass, to save memory."""
+    offload_activations: bool = False
+    """Keep what activation_checkpointing saves of each layer, its input, in host memory until the
+    backward pass needs it, for long rows. Needs activation_checkpointing."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the gradient reduction across ranks."""
     bucket_elements: int = Field(default=50_000_000, ge=1)
@@ -96,8 +110,10 @@ class DeepspeedConfig(Config):
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
-        """Refuse an optimizer offload at stage 0, and at any stage but 3 a parameter offload and a
-        size up to which parameters stay whole."""
+        """Refuse an optimizer offload at stage 0, at any stage but 3 a parameter offload and a size
+        up to which parameters stay whole, and activations in host memory that are not recomputed.
+        """
+        _require_checkpointing(self)
         if self.offload_optimizer and self.stage == 0:
             raise ValueError(
                 "offload_optimizer needs stage 1 or above; raise stage or leave it out"
@@ -113,6 +129,16 @@ class DeepspeedConfig(Config):
                 "leave it out"
             )
         return self
+
+
+def _require_checkpointing(strategy: Fsdp2Config | DeepspeedConfig) -> None:
+    """Raise ValueError for `offload_activations` without `activation_checkpointing`."""
+    if strategy.offload_activations and not strategy.activation_checkpointing:
+        raise ValueError(
+            "offload_activations moves the inputs of layers, and without activation_checkpointing "
+            "everything else that layers compute stays on the device; set "
+            "activation_checkpointing: true, or leave offload_activations out"
+        )
 
 
 class MegatronConfig(Config):
@@ -156,6 +182,9 @@ class MegatronConfig(Config):
     """Begin to add up gradients over data parallel ranks, bucket by bucket of about 40 million
     elements, while the backward pass of the last micro-batch goes on. Not while a vision part is
     trained, which gets no gradients from text."""
+    overlap_param_gather: bool = False
+    """Gather the weights that distributed_optimizer has updated bucket by bucket, while the first
+    forward pass after the update goes on. Needs overlap_grad_reduce and distributed_optimizer."""
     aux_loss_coef: float = Field(default=0.0, ge=0)
     """Factor of the loss that balances the load of experts (arXiv 2101.03961), of which padding has
     no part: the mean over the micro-batches of all ranks. This loss is not part of
@@ -203,6 +232,20 @@ class MegatronConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        """Refuse an overlapped gather without an overlapped reduction, which makes its buckets, or
+        of weights that every rank updates itself."""
+        needs = ("distributed_optimizer", "overlap_grad_reduce")
+        lacks = [key for key in needs if not getattr(self, key)]
+        if self.overlap_param_gather and lacks:
+            raise ValueError(
+                f"overlap_param_gather gathers in buckets of overlap_grad_reduce what "
+                f"distributed_optimizer has updated; set {' and '.join(lacks)}: true, or leave it "
+                "out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         """Refuse `vpp` without pipeline stages, `layers` not of one number per chunk, and
         `sequence_parallel` without `tp`."""
@@ -233,26 +276,6 @@ class HfEngineConfig(Config):
     def processes(self) -> int:
         """Number of processes of one replica; each has one device."""
         return 1
-
-
-Quantization = Literal[
-    "fp8_per_tensor",
-    "fp8_per_block",
-    "fp8_per_channel",
-    "mxfp8",
-    "mxfp4",
-    "nvfp4_per_token",
-    "int8_per_channel_weight_only",
-]
-"""Quantization formats that vLLM can produce from unquantised weights."""
-LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
-
-
-CPU_BLOCK_TOKENS = 32
-"""Tokens of a block of vLLM's KV cache without a GPU, the fewest that its kernels allow. Only full
-blocks are found again by prefix caching, and many prompts and turns are shorter than vLLM's 128."""
-CPU_CACHE_BYTES = 1 << 26, 1 << 30
-"""Bounds of the KV cache of a process of vLLM without a GPU, unless its size is set."""
 
 
 class VllmConfig(Config):

@@ -90,6 +90,7 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
         job.why(f"{config}.use_distributed_optimizer", why)
         job.why(f"{config}.recompute_granularity", why)
         job.why(f"{config}.overlap_grad_reduce", why)
+        job.why(f"{config}.overlap_param_gather", why)
         return
     job.move(f"{config}.use_distributed_optimizer", f"{out}.distributed_optimizer", "flag")
     _further_layers(job, role, out)
@@ -98,6 +99,12 @@ def _megatron(job: Job, role: str, out: str, devices: int, trains: bool) -> None
         job.move(overlap, f"{out}.overlap_grad_reduce", "flag")
     else:
         job.why(overlap, "not with layers that predict further tokens (mtp_loss_weight)")
+    gather = f"{config}.overlap_param_gather"
+    if all(
+        job.draft.get(f"{out}.{key}") for key in ("distributed_optimizer", "overlap_grad_reduce")
+    ):
+        job.move(gather, f"{out}.overlap_param_gather", "flag")
+    job.why(gather, "needs use_distributed_optimizer and overlap_grad_reduce")
     levels = {"full": "full", "selective": "attention", "none": "none"}
     job.choose(f"{config}.recompute_granularity", f"{out}.recompute", levels)
 

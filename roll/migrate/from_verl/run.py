@@ -209,6 +209,10 @@ def _put_strategy(job: Job, target: str, at: str, trains: bool, devices: int) ->
         key = f"{checkpointing}.enable_gradient_checkpointing"
         flag = job.keys.flag(key)
         job.put(f"{out}.activation_checkpointing", True if flag is None else flag, key)
+        away = f"{checkpointing}.enable_activation_offload"
+        if flag is not False:
+            job.move(away, f"{out}.offload_activations", "flag")
+        job.why(away, "needs enable_gradient_checkpointing")
 
 
 def _put_trainer(job: Job, target: str, at: str, pool: str, devices: int) -> None:

@@ -24,6 +24,7 @@ from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.models.deferred.recipes import read_run
 from roll.models.deferred.tensor import Deferred, fill
+from roll.models.host_inputs import checkpoint_layers
 from roll.models.trained import select_trained
 from roll.platform.cuda import free_cached
 from roll.strategy import tensor_names as names
@@ -228,7 +229,7 @@ class DeepspeedStrategy(Generic[T]):
     ) -> None:
         """Start DeepSpeed with AdamW; give its master weights their unrounded values."""
         if config.activation_checkpointing:
-            self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_layers(self._model.model, self._device, offload=config.offload_activations)
         # Keep the unrounded values, or where they are: DeepSpeed makes its master weights from
         # parameters that are already rounded to the compute dtype.
         masters = {

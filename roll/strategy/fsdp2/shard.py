@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.models.deferred.tensor import move, read_all
+from roll.models.host_inputs import checkpoint_layers
 from roll.models.trained import select_trained
 from roll.strategy.fsdp2 import expert_parallel, tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
@@ -56,7 +57,7 @@ def load_sharded(
     compute = getattr(torch, model.dtype)
     whole = head.load(model, torch.float32 if trainable else compute, deferred=True)
     if config.activation_checkpointing and trainable:
-        whole.model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_layers(whole.model, device, offload=config.offload_activations)
     select_trained(whole.model, model, trainable=trainable, new_head=whole.new_head, seed=seed)
     whole.compile_layers(model)
     mixed = MixedPrecisionPolicy(

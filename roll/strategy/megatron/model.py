@@ -176,6 +176,7 @@ def _wrapped(config: MegatronConfig, bare: Sequence[Any]) -> Sequence[Any]:
         bare,
         distributed_optimizer=config.distributed_optimizer,
         overlap_grad_reduce=config.overlap_grad_reduce,
+        overlap_param_gather=config.overlap_param_gather,
     )
 
 

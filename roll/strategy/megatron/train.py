@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from mcore_adapter.modeling.data_parallel import gather_weights
 from mcore_adapter.modeling.model import seed_dropout
 from mcore_adapter.modeling.mtp import set_mtp_logits
 from roll.algorithms import logprobs
@@ -94,6 +95,7 @@ class MegatronStrategy(Generic[T]):
         return self._rank_info
 
     def score(self, batch: TokenBatch, *, entropy: bool = False, squares: bool = False) -> T:
+        self._gather()
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
         taught = isinstance(batch, TrainBatch) and batch.teacher_outputs is not None
         names = self._reader.names(entropy=entropy, taught=taught, squares=squares)
@@ -122,6 +124,7 @@ class MegatronStrategy(Generic[T]):
             return self.score(batch)
 
     def output_head(self) -> OutputHead:
+        self._gather()
         return output_head(self._model, self._model_config)
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
@@ -164,22 +167,27 @@ class MegatronStrategy(Generic[T]):
         return export.frozen(self._model)
 
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        self._gather()
         return export.parts(self._model, adapter=adapter)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._gather()
         return export.full_weights(self._model)
 
     def begin_save(self, path: Path, *, copied: bool, optimizer: bool) -> Saving:
         update = require_trainable(self._update)
+        self._gather()
         return state.begin_save(path, self._model, update, copied=copied, optimizer=optimizer)
 
     def save(self, path: Path, *, optimizer: bool = True) -> None:
         save_now(self.begin_save(path, copied=False, optimizer=optimizer))
 
     def load(self, path: Path) -> None:
+        self._gather()
         state.load(path, self._model, require_trainable(self._update))
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
+        self._gather()
         trained = self._model.trained
         if trained is not None and not merged:
             state.save_adapter(path, self._model, trained, self._model_config)
@@ -187,6 +195,7 @@ class MegatronStrategy(Generic[T]):
         state.save_hf(path, self._model, self._model_config)
 
     def offload(self) -> None:
+        self._gather()
         if self._device.type != "cpu":
             memory.offload(self._model, self._update)
 
@@ -200,6 +209,12 @@ class MegatronStrategy(Generic[T]):
             groups.leave()
             self._owns_cut = False
         self._group.leave()
+
+    def _gather(self) -> None:
+        """Gather the weights that an update has left to the next update's forward pass, before
+        anything else reads or moves them. Collective."""
+        if self._update is not None:
+            gather_weights(self._model.chunks)
 
     def _set_mode(self, *, training: bool) -> None:
         """Prepare the model for passes with gradients, in which it also predicts further tokens if

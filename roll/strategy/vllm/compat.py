@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from roll.config.sections.strategy import CPU_BLOCK_TOKENS
+from roll.config.sections.engine_options import CPU_BLOCK_TOKENS
 from roll.distributed.on_ray.environment import environment
 from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address

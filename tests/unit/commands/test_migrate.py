@@ -19,7 +19,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.optimizers.kinds import MuonConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import MegatronConfig
+from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
 from roll.migrate.translate import Migration, migrate
 
 FILES = Path(__file__).parents[2] / "golden" / "migrate"
@@ -486,6 +486,31 @@ def test_megatron_packs_rows_and_overlaps_reductions_as_before(
     role = loaded(migrate(changed(tmp_path, file, **keys)), tmp_path).trained[Role.ACTOR_TRAIN]
     assert isinstance(role.strategy, MegatronConfig)
     assert (role.packing, role.strategy.overlap_grad_reduce) == (packs, overlaps)
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_an_overlapped_gather_is_kept_where_it_has_what_it_needs(
+    tmp_path: Path, gathers: bool
+) -> None:
+    both = ("overlap_param_gather", "overlap_grad_reduce")
+    keys = {f"{ROLLS_SIZES}__{key}": True for key in both}
+    keys[f"{ROLLS_SIZES}__use_distributed_optimizer"] = gathers
+    made = migrate(changed(tmp_path, "sft", **keys))
+    strategy = loaded(made, tmp_path).trained[Role.ACTOR_TRAIN].strategy
+    assert isinstance(strategy, MegatronConfig)
+    assert strategy.overlap_param_gather == gathers
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_activations_in_host_memory_are_kept_where_they_are_recomputed(
+    tmp_path: Path, recomputes: bool
+) -> None:
+    model = "actor_rollout_ref__model__enable"
+    keys = {f"{model}_activation_offload": True, f"{model}_gradient_checkpointing": recomputes}
+    made = migrate(changed(tmp_path, "verl", **keys))
+    strategy = loaded(made, tmp_path).trained[Role.ACTOR_TRAIN].strategy
+    assert isinstance(strategy, Fsdp2Config)
+    assert strategy.offload_activations == recomputes
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,23 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.distributed_optimizer", "backward pass"],
         ),
         (
+            "actor_train.strategy={kind: fsdp2, offload_activations: true}",
+            ["offload_activations", "set activation_checkpointing: true"],
+        ),
+        (
+            "actor_train.strategy={kind: deepspeed, offload_activations: true}",
+            ["offload_activations", "set activation_checkpointing: true"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, overlap_param_gather: true, "
+            "overlap_grad_reduce: true}",
+            ["overlap_param_gather", "set distributed_optimizer: true"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, overlap_param_gather: true}",
+            ["set distributed_optimizer and overlap_grad_reduce: true"],
+        ),
+        (
             "reference.strategy={kind: megatron, overlap_grad_reduce: true}",
             ["reference.strategy.overlap_grad_reduce", "backward pass"],
         ),

@@ -268,6 +268,28 @@ def test_recomputed_layers_keep_their_inputs_and_one_layer() -> None:
     assert recomputed == 2 * 4 * 10 + layer + ends
 
 
+@pytest.mark.parametrize("kind", [Fsdp2Config, DeepspeedConfig])
+def test_inputs_of_layers_in_host_memory_are_not_on_the_gpu(
+    tmp_path: Path, kind: type[Fsdp2Config] | type[DeepspeedConfig]
+) -> None:
+    deep = replace(SMALL, layers=20)
+    stayed = trained(deep, kind(activation_checkpointing=True), PASSES, WHOLE)
+    away = kind(activation_checkpointing=True, offload_activations=True)
+    moved = trained(deep, away, PASSES, WHOLE)
+    # A hundred tokens of ten float32, of all layers but four; pinned, 4000 bytes take 4096.
+    assert stayed.activations - moved.activations == 16 * 4000
+    assert (stayed.hosted, moved.hosted) == (0, 20 * 4096)
+    assert moved.total < stayed.total
+    strategy = f"{{kind: {away.kind}, activation_checkpointing: true, offload_activations: true}}"
+    config = recipe(tmp_path, "Qwen3-8B", f"actor_train.strategy={strategy}")
+    lines = report(config, CUDA)[1]
+    assert any("actor_train: each rank keeps about" in line for line in lines)
+    # Without GPUs inputs stay where they are.
+    ours = of_roles(config, replace(CUDA, platform="cpu"))[0][0].needs
+    assert ours.hosted == 0
+    assert ours.activations > of_roles(config, CUDA)[0][0].needs.activations
+
+
 CUDA = Devices("cuda", 80 * GIB, per_node=8)
 RECIPES = sorted(Path("examples/recipes").glob("*.yaml"))
 
