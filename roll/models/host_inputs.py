@@ -26,6 +26,8 @@ _RECOMPUTES = "_gradient_checkpointing_func"
 def checkpoint_layers(model: PreTrainedModel, device: torch.device, *, offload: bool) -> None:
     """Let the backward pass compute each layer again from its inputs, so that only these are kept.
 
+    transformers can offload them, too, but its copies stop the layers.
+
     Args:
         device: where the model will be.
         offload: keep them in host memory.

@@ -22,7 +22,7 @@ from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.train_job import EntropyBonusLoss, exported, gradient, rows_of, train_batch
 
 PACKED: dict[str, Any] = {"packing": True}
-RECOMPUTED: dict[str, Any] = {"activation_checkpointing": True}
+RECOMPUTED: dict[str, Any] = {"activation_checkpointing": True, "offload_activations": True}
 LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "down_proj"))
 SHAPES = ((20, 8), (60, 8), (60, 3), (100, 5), (1, 4), (1, 1))
 """Tokens of a micro-batch and rows of a step, so that lengths and numbers of rows differ."""

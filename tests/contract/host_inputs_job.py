@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -67,7 +66,6 @@ class Watch(EntropyBonusLoss):
 
 def job(spec: WorkerSpec, folder: Path, cases: Mapping[str, Case]) -> dict[str, Any]:
     """Results of each case, with inputs on the device and in host memory."""
-    torch.compiler.set_default_backend("aot_eager")
     group = GroupMembership(spec)
     found = {
         name: [updated(spec, folder.parent, case, offload=offload) for offload in (False, True)]

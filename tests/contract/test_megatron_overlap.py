@@ -27,7 +27,11 @@ CASES: dict[int, dict[str, Case]] = {
     4: {
         "vpp": Case({"pp": 2, "vpp": 2, **ZERO}, packing=True),
         "pp, ep": Case({"pp": 2, "ep": 2}, model="experts"),
-        "tp, bf16": Case({"tp": 2, **ZERO}, model_options={"dtype": "bfloat16"}),
+        "tp, ep, bf16": Case(
+            {"tp": 2, "ep": 2, "etp": 1, **ZERO},
+            model="experts",
+            model_options={"dtype": "bfloat16"},
+        ),
     },
 }
 RUNS = [(ranks, name) for ranks, cases in CASES.items() for name in cases]

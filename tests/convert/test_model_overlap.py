@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel, gather_weights
 from mcore_adapter.modeling.model import build_model, init_parallel
 from mcore_adapter.modeling.optimizer import adam, step
@@ -88,8 +89,8 @@ def test_buckets_are_reduced_before_the_backward_pass_ends_and_to_the_same_bits(
 
 
 GATHERED = ("deepseek_v3", "qwen3_next")
-"""Models with latent attention and shared experts, and with convolutions whose weights are read
-without a call of their module."""
+"""Models with latent attention, convolutions, and experts whose weights are read without a call of
+their modules."""
 
 
 def weights(folders: list[Path]) -> list[tuple[Any, Any]]:
@@ -102,7 +103,7 @@ def weights(folders: list[Path]) -> list[tuple[Any, Any]]:
 def trained(folder: Path, *, gather: bool) -> tuple[dict[str, Tensor], list[int], int]:
     config, sizes = read_config(folder), ParallelSizes()
     init_parallel(sizes)
-    bare = build_model(config, sizes)
+    bare = build_model(config, sizes, BuildOptions(grouped_experts=True))
     load(folder, bare, table_of(config), sizes)
     chunks = data_parallel(
         bare,

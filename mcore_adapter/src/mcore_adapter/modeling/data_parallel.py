@@ -93,7 +93,7 @@ def _wait_before_layers(chunk: DistributedDataParallel) -> None:
     """Let each layer wait for all of its weights before it begins.
 
     Megatron-Core lets a module wait for its own weights, when it is called. Some are read without a
-    call, such as those of a convolution by a kernel.
+    call, such as those of grouped experts.
     """
     for layer in chunk.modules():
         if isinstance(layer, BaseTransformerLayer):
