@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.models.host_inputs import ON_DEVICE
+from roll.models.parts.host_inputs import ON_DEVICE
 from tests.contract.host_inputs_job import LAYERS, LORA, SEEING, Case, job
 from tests.contract.ranks import run_ranks
 from tests.tiny import char_tokenizer, tiny_qwen3, tiny_qwen3_moe

@@ -24,7 +24,7 @@ from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.models.deferred.recipes import read_run
 from roll.models.deferred.tensor import Deferred, fill
-from roll.models.host_inputs import checkpoint_layers
+from roll.models.parts.host_inputs import checkpoint_layers
 from roll.models.trained import select_trained
 from roll.platform.cuda import free_cached
 from roll.strategy import tensor_names as names

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.models.deferred.tensor import move, read_all
-from roll.models.host_inputs import checkpoint_layers
+from roll.models.parts.host_inputs import checkpoint_layers
 from roll.models.trained import select_trained
 from roll.strategy.fsdp2 import expert_parallel, tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes

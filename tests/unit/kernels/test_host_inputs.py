@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from roll.core.errors import ConfigError
-from roll.models.host_inputs import HostInputs, checkpoint_layers
+from roll.models.parts.host_inputs import HostInputs, checkpoint_layers
 
 RECOMPUTED = partial(checkpoint, use_reentrant=False)
 
