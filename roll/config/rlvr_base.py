@@ -3,6 +3,8 @@ checks read them."""
 
 from __future__ import annotations
 
+from math import ceil
+
 from roll.config.algorithm import AdvantageConfig, AlgorithmConfig, Need, RewardShapingConfig
 from roll.config.run import RoleConfig, RunConfig
 from roll.config.sections.data import DataConfig, SourceConfig
@@ -239,6 +241,12 @@ class RlvrBase(RunConfig):
         if not self.generates:
             return 0
         return self.num_devices(Role.ACTOR_INFER) // self.actor_infer.devices_per_worker
+
+    @property
+    def nodes_of_engine(self) -> int:
+        """Number of machines that an engine of the policy lies on."""
+        per_node = self.cluster.devices_per_node
+        return ceil(self.actor_infer.devices_per_worker / per_node) if per_node else 1
 
     @property
     def samples_per_step(self) -> int:

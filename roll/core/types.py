@@ -34,6 +34,24 @@ def worker_name(role: Role, label: str = "") -> str:
     return f"{role.value}:{label}" if label else role.value
 
 
+def part_name(role: Role, label: str, rank: int, part: int) -> str:
+    """Return the name of a worker, or of a following part of one (`part` above 0)."""
+    name = f"{worker_name(role, label)}[{rank}]"
+    return f"{name}.{part}" if part else name
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """The part on one node of a worker that lies on several nodes, such as an engine whose
+    processes are more than a node has devices. Each part is a process of its own."""
+
+    node: int
+    host: str
+    """Host name or IP address at which other nodes reach this one."""
+    devices: tuple[int, ...]
+    """Numbers of the part's devices on its node."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """Everything that a worker needs to know about its place in the run. Workers do not read this
@@ -48,7 +66,8 @@ class WorkerSpec:
     """Numbers of the CPU cores on its node that the worker may use."""
     node: int
     rendezvous: str
-    """Address `host:port` of rank 0, at which the ranks form their process group."""
+    """Address `host:port` of rank 0, at which the ranks form their process group. Of a worker that
+    lies on several nodes: of its first part, at which its parts meet."""
     seed: int
     platform: str
     """`cpu` or `cuda`."""
@@ -56,11 +75,17 @@ class WorkerSpec:
     """Host name or IP address at which other nodes reach this worker's node."""
     label: str = ""
     """Label that distinguishes clusters of the same role; see `Placement.label`."""
+    parts: tuple[WorkerPart, ...] = ()
+    """All parts of a worker that lies on several nodes; empty for any other. `devices`, `cores`,
+    `node` and `host` are those of the part that this process is."""
+    part: int = 0
+    """Number of this part. Part 0 leads: the driver calls it, and the others follow."""
 
     @property
     def name(self) -> str:
-        """Name of the worker with its rank: `actor_train[0]`, `reward:math[1]`."""
-        return f"{worker_name(self.role, self.label)}[{self.rank}]"
+        """Name of the worker with its rank: `actor_train[0]`, `reward:math[1]`. A following part
+        has its number, too: `actor_infer[0].1`."""
+        return part_name(self.role, self.label, self.rank, self.part)
 
 
 @dataclass(frozen=True, slots=True)

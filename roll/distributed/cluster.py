@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 from roll.config.sections.roles import Role
 from roll.core.types import RankInfo, WorkerSpec, worker_name
-from roll.distributed.dispatch import Apart, Call, dispatch_of
+from roll.distributed.dispatch import JOIN, Apart, Call, dispatch_of
 from roll.distributed.pending import Answers, Pending
 from roll.distributed.worker import Worker
 
@@ -234,9 +234,11 @@ class Cluster(Workers[W], Generic[W]):
     ) -> Pending[R]:
         """Start a short method on every rank, without waiting, while another call runs there, for
         example to end that call. It runs in a different thread from the worker's other methods;
-        arguments and results go as in `call`."""
+        arguments and results go as in `call`. If lists are joined, those of the further parts of
+        workers on several nodes come last."""
         mode = dispatch_of(method)
-        answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
+        calls = mode.scatter(self.ranks, Call(args, kwargs))
+        answers = self._start_beside(method.__name__, calls, parts=mode is JOIN)
         return Pending(
             answers, lambda results: mode.gather(self.ranks, results), self.call_timeout_s
         )
@@ -299,9 +301,10 @@ class Cluster(Workers[W], Generic[W]):
         `ranks[i]`."""
 
     @abstractmethod
-    def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
+    def _start_beside(self, method: str, calls: Sequence[Call], *, parts: bool) -> Answers:
         """Start the method with the name `method`, even while another call runs: the call
-        `calls[i]` on rank i."""
+        `calls[i]` on rank i and, with `parts`, on the further parts of its worker, whose answers
+        come last."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:

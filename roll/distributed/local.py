@@ -310,7 +310,7 @@ class LocalCluster(Cluster[W], Generic[W]):
         self._calls.put(partial(_run_into, future, partial(noted, *call.args, **call.kwargs)))
         return future
 
-    def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
+    def _start_beside(self, method: str, calls: Sequence[Call], *, parts: bool) -> Answers:
         """Run the calls in the thread of the caller; all have ended when this method returns."""
         futures = []
         for seat, call in zip(self._seats, calls, strict=True):

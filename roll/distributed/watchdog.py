@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 
+from roll.core.errors import RollError
 from roll.distributed.heartbeats import BeatLimits, Heartbeats
 from roll.distributed.on_ray.members import Daemon, Member
 
@@ -58,6 +59,16 @@ class Watchdog:
         self._changed.set()
         self._beats.add(member, ask)
 
+    def watch_call(self, ref: Any, member: Member) -> None:
+        """Watch a further call of an actor that returns only when it can do its work no more.
+
+        Args:
+            ref: reference to the call; its error is the reason of the death.
+        """
+        with self._lock:
+            self._members[ref] = member
+        self._changed.set()
+
     def forget(self, members: Iterable[Member]) -> None:
         """Stop watching these actors, because they are about to be ended on purpose."""
         gone = set(members)
@@ -69,7 +80,7 @@ class Watchdog:
         """Treat an actor or a process of Ray as dead from now on, even if it still runs. Waits that
         its death affects end with an error that gives `reason`."""
         if isinstance(member, Member):
-            self.forget([member])
+            self.forget(member.parts)
         self._record(member, reason)
 
     @property
@@ -153,17 +164,23 @@ class Watchdog:
                     self._record(member, describe_death(member, ref))
 
     def _record(self, member: Member | Daemon, reason: str) -> None:
-        """Record a death, and cancel the guarded futures that it affects."""
-        if member.death is None:
-            member.death = reason
+        """Record a death, and cancel the guarded futures that it affects. Of a worker on several
+        nodes, all parts are lost with the one that died."""
+        parts = member.parts if isinstance(member, Member) else []
+        for each in (member, *parts):
+            if each.death is None:
+                each.death = reason
         if not member.replaceable and self._fatal is None:
             self._fatal = member
         for future, awaited in list(self._guarded.items()):
-            if member.replaceable and awaited is not member:
+            if member.replaceable and awaited not in parts:
                 continue
             # The event loop may have been closed; then nothing waits for the future.
             with suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(future.cancel)
+        for other in parts[1:]:  # they would wait for the dead part, and keep their devices
+            if other.kill is not None:
+                other.kill()
 
 
 def describe_death(member: Member, ref: Any) -> str:
@@ -177,7 +194,8 @@ def describe_death(member: Member, ref: Any) -> str:
         ray.get(ref, timeout=5)
         reason = "its watch call returned"
     except ray.exceptions.RayError as error:
-        reason = _ray_reason(str(error))
+        cause = getattr(error, "cause", None)  # of a call that `watch_call` watches
+        reason = str(cause) if isinstance(cause, RollError) else _ray_reason(str(error))
     assert member.info is not None, "only actors that have answered are watched"
     info = member.info
     message = f"{member.name} died (pid {info.pid}, node {info.address}): {reason}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,9 @@ class Worker:
 
     starts_processes: ClassVar[bool] = False
     """True if workers of this class start processes that need the same slow imports."""
+    follower: ClassVar[type[Follower] | None] = None
+    """Class of the further parts of a worker that lies on several nodes. They are built with the
+    same arguments, and a spec of their own. None: all devices of a worker are on one node."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -96,6 +100,18 @@ class Worker:
         process and its children are killed.
         """
         return None
+
+
+class Follower(Worker, ABC):
+    """Part of a worker on a further node. The driver calls the first part alone."""
+
+    @abstractmethod
+    async def follow(self) -> None:
+        """Do what the first part asks for, until this part is closed or fails.
+
+        Raises:
+            RollError: this part can work no more; the message says why. All parts are ended then.
+        """
 
 
 def is_async(worker_cls: type) -> bool:

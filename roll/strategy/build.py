@@ -20,9 +20,10 @@ from roll.config.sections.strategy import (
     VllmConfig,
 )
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
+from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.backend_setup import EngineSetup, ModelSetup
-from roll.strategy.interfaces import InferenceStrategy, ScoreStrategy, TrainStrategy
+from roll.strategy.interfaces import EnginePart, InferenceStrategy, ScoreStrategy, TrainStrategy
 from roll.strategy.training.heads import Head
 from roll.strategy.training.teacher_forward import TeacherHead, TeacherTerms
 
@@ -117,9 +118,7 @@ def build_engine(
         max_model_len: maximum length of prompt plus response, in tokens, unless the config of the
             engine sets its own.
     """
-    setup = EngineSetup(
-        spec=spec, model=model, dtype=role.dtype or model.dtype, max_model_len=max_model_len
-    )
+    setup = _engine_setup(role, model, spec, max_model_len)
     match role.strategy:
         case HfEngineConfig():
             from roll.strategy.hf.engine import HfEngine
@@ -134,3 +133,31 @@ def build_engine(
 
             return VllmEngine(role.strategy, setup)
     assert_never(role.strategy)
+
+
+def build_engine_part(
+    role: InferRole, model: ModelConfig, spec: WorkerSpec, *, max_model_len: int
+) -> EnginePart:
+    """Build the part of an engine on one of its further nodes; the arguments are those of
+    `build_engine`.
+
+    Raises:
+        ConfigError: engines of this kind lie on one node.
+    """
+    if not isinstance(role.strategy, VllmConfig):
+        raise ConfigError(
+            f"{spec.name}: an engine of kind {role.strategy.kind} cannot lie on several nodes; use "
+            "a smaller tp, or kind: vllm"
+        )
+    from roll.strategy.vllm.follower import VllmFollower
+
+    return VllmFollower(role.strategy, _engine_setup(role, model, spec, max_model_len))
+
+
+def _engine_setup(
+    role: InferRole, model: ModelConfig, spec: WorkerSpec, max_model_len: int
+) -> EngineSetup:
+    """Return the settings of an engine that are not of its kind alone."""
+    return EngineSetup(
+        spec=spec, model=model, dtype=role.dtype or model.dtype, max_model_len=max_model_len
+    )

@@ -225,6 +225,23 @@ class LoadReport:
     """Time spent on writing the weights into the engine's own memory layout, in seconds."""
 
 
+class EnginePart(Protocol):
+    """Part of an inference engine on one of its further nodes."""
+
+    async def follow(self) -> None:
+        """Compute what the engine asks for, until this part fails or is closed.
+
+        Raises:
+            EngineMissingError: the engine is not installed here, or its version is not supported.
+            EngineError: this part could not start, or one of its processes died.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop the processes of this part."""
+        ...
+
+
 class InferenceStrategy(Protocol):
     """Replica of an inference engine. All methods run on one event loop.
 

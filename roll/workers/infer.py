@@ -11,18 +11,53 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import InferRole
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
-from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
+from roll.core.types import (
+    GenerateRequest,
+    Heartbeat,
+    SamplingParams,
+    WorkerPart,
+    WorkerSpec,
+)
 from roll.distributed.dispatch import dispatch
 from roll.distributed.remote_contents import CONTENTS_APART
-from roll.distributed.worker import Worker
+from roll.distributed.worker import Follower, Worker
 from roll.models.load import load_tokenizer
 from roll.platform.processes import stopped_below
 from roll.rewards.decoding import Decode, make_decode
-from roll.strategy.build import build_engine
+from roll.strategy.build import build_engine, build_engine_part
 from roll.strategy.interfaces import LoadReport, ServesAdapters
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.transport_choice import Endpoint
 from roll.weight_sync.transports.kept_groups import KEPT
+
+
+class InferFollower(Follower):
+    """The part of a replica on a further node, for an engine that lies on several.
+
+    Args:
+        max_model_len: as for `InferWorker`.
+    """
+
+    starts_processes = True
+
+    def __init__(
+        self, spec: WorkerSpec, role: InferRole, model: ModelConfig, max_model_len: int
+    ) -> None:
+        super().__init__(spec)
+        self.part = build_engine_part(role, model, spec, max_model_len=max_model_len)
+
+    async def follow(self) -> None:
+        """Start the engine's processes on this node, and watch them; errors as in `EnginePart`."""
+        await self.part.follow()
+
+    def stopped_processes(self) -> list[str]:
+        """Return id and name of each process of the engine that a signal has stopped."""
+        return stopped_below(os.getpid())
+
+    async def close(self) -> None:
+        """Stop the engine's processes on this node."""
+        await self.part.close()
+        super().close()
 
 
 class InferWorker(Worker):
@@ -33,6 +68,7 @@ class InferWorker(Worker):
     """
 
     starts_processes = True
+    follower = InferFollower
     model: ModelConfig | None = None
     """Model whose tokenizer decodes completions; None: they are not decoded here."""
     _decode: Decode | None = None
@@ -83,7 +119,9 @@ class InferWorker(Worker):
     async def places(self) -> list[Endpoint]:
         """Return node, device and host of each process of this replica, in the order in which the
         processes are numbered as receivers of weights."""
-        return [Endpoint(self.spec.node, device, self.spec.host) for device in self.spec.devices]
+        spec = self.spec
+        parts = spec.parts or (WorkerPart(spec.node, spec.host, spec.devices),)
+        return [Endpoint(part.node, each, part.host) for part in parts for each in part.devices]
 
     async def load_weights(
         self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.sections.engine_options import NgramSpeculationConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError, EngineError, WeightSyncError
+from roll.core.types import WorkerPart
+from roll.strategy.vllm.arguments import engine_arguments
 from tests.contract.engine_rig import (
     PROMPT,
+    SPEC,
     assert_agrees,
     assert_agrees_by_version,
     assert_sees,
@@ -56,6 +62,30 @@ def merged(
             with torch.no_grad():
                 model.get_submodule(path).weight += alpha / a.shape[0] * (b @ a)
     return model
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_vllm_understands_an_engine_on_two_nodes(tmp_path: Path, node: int) -> None:
+    """Two ranks on each: a stage, as consecutive devices are."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    parts = (WorkerPart(3, "10.0.0.3", (0, 1)), WorkerPart(4, "10.0.0.4", (0, 1)))
+    spec = replace(SPEC, parts=parts, part=node, rendezvous="10.0.0.3:24000")
+    arguments = engine_arguments(
+        VllmConfig(tp=2, pp=2),
+        ModelConfig(path=str(save_tiny_model(tmp_path, tied=False))),
+        dtype="float32",
+        max_model_len=64,
+        spec=spec,
+        cpu_token_bytes=64,
+        overrides={},
+    )
+    config = AsyncEngineArgs(**arguments).create_engine_config(headless=node > 0).parallel_config
+    assert (config.nnodes_within_dp, config.node_rank_within_dp) == (2, node)
+    assert (config.world_size, config.local_world_size) == (4, 2)
+    assert (config.master_addr, config.master_port) == ("10.0.0.3", 24000)
+    assert config.distributed_executor_backend == "mp"
+    assert config.assigned_physical_gpu_ids == [0, 1]
 
 
 @pytest.mark.slow

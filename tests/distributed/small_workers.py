@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,14 +20,14 @@ import torch.distributed as dist
 from roll.core.batch import Batch, tensor
 from roll.core.batches import TokenBatch
 from roll.core.completion import Completion, FinishReason
-from roll.core.errors import DataError, RollError
+from roll.core.errors import DataError, EngineError, RollError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, Sample, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.distributed.on_ray.environment import WORKER_TOKEN
 from roll.distributed.remote_contents import CONTENTS_APART, fetch_samples
 from roll.distributed.remote_values import RemoteValue, fetch, store
-from roll.distributed.worker import Worker
+from roll.distributed.worker import Follower, Worker
 from roll.rewards.api import RewardContext
 from roll.workers.reward import RewardWorker
 
@@ -64,6 +65,37 @@ class Spawner(Worker):
         """Shared memory that is kept; its name in /dev/shm, and the mark of this worker."""
         self.memory = SharedMemory(create=True, size=1)
         return self.memory.name, f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}"
+
+
+class TwinFollower(Follower):
+    """The part of a `Twin` on another node; it fails when it finds a file."""
+
+    def __init__(self, spec: WorkerSpec, folder: Path) -> None:
+        super().__init__(spec)
+        self.failure = folder / "fail"
+        where = (os.getpid(), spec, os.environ["CUDA_VISIBLE_DEVICES"])
+        (folder / spec.name).write_bytes(pickle.dumps(where))
+
+    async def follow(self) -> None:
+        while not self.failure.exists():
+            await asyncio.sleep(0.05)
+        self.failure.unlink()
+        raise EngineError("the part on the second node has lost process 7")
+
+
+class Twin(Worker):
+    """A worker that may lie on several nodes."""
+
+    follower = TwinFollower
+
+    def __init__(self, spec: WorkerSpec, folder: Path) -> None:
+        super().__init__(spec)
+
+    async def where(self) -> tuple[int, WorkerSpec, str]:
+        return os.getpid(), self.spec, os.environ["CUDA_VISIBLE_DEVICES"]
+
+    async def never(self) -> None:
+        await asyncio.Event().wait()
 
 
 class Adder(Spawner):

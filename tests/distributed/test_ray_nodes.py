@@ -6,11 +6,31 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from tests.distributed.small_workers import ROOT
+
+
+def assert_a_worker_lay_on_both(lines: list[dict[str, Any]]) -> None:
+    """Its parts knew each other, ended together, and met at a new port each time."""
+    parts = [line for line in lines if "part" in line]
+    for first, second in zip(parts[::2], parts[1::2], strict=True):
+        both = {"visible": "0,1", "parts": [[0, [0, 1]], [1, [0, 1]]], "alive": True}
+        assert first.items() >= {**both, "part": 0, "node": 0, "devices": [0, 1]}.items()
+        assert second.items() >= {**both, "part": 1, "node": 1, "devices": [0, 1]}.items()
+        assert first["meet"] == second["meet"]
+    assert len({line["meet"] for line in parts}) == len(parts) // 2 == 2
+    assert [line["gone"] for line in lines if "gone" in line] == [[True, True]] * 2
+    assert {"uses": 2} in lines
+    (told,) = (line for line in lines if "told" in line)
+    assert told["ranks"] == [0]
+    assert told["told"].startswith("actor_infer[0].1 died (pid ")
+    assert "the part on the second node has lost process 7" in told["told"]
+    (alone,) = (line["alone"] for line in lines if "alone" in line)
+    assert alone.startswith("pools.all: devices 0, 1, 2, 3 make one engine but lie on several")
 
 
 @pytest.mark.slow
@@ -29,6 +49,7 @@ def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing(tmp_p
     assert [line for line in lines if "hca" in line] == [{"hca": "mlx5", "token": "t"}] * 5
     (scored,) = (line for line in lines if "scored_on" in line)
     assert scored == {"scored_on": [0, 0, 1, 1] * 2, "failed": 0}  # in turn
+    assert_a_worker_lay_on_both(lines)
     before, after = (line for line in lines if "lives" in line)
     assert before == {"lives": True, "tokens": INLINE_BYTES // 8}
     assert not after["lives"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,16 +21,17 @@ from roll.config.sections.placement import ClusterConfig
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
 from roll.core.completion import Content
-from roll.core.errors import RollError, WorkerError
+from roll.core.errors import ConfigError, RollError, WorkerError, WorkerLostError
 from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.on_ray.token import use_token_of_cluster
+from roll.distributed.processes.reaper import started
 from roll.distributed.remote_contents import contents_here, living_nodes, node_of
 from roll.rewards.contract import sample_of
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.workers.reward import RewardWorker
-from tests.distributed.small_workers import ROOT, Adder, Echo, NodeReward
+from tests.distributed.small_workers import ROOT, Adder, Echo, NodeReward, Twin
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 
@@ -91,6 +94,49 @@ def score(own: ResourceManager) -> None:
     tell(scored_on=asyncio.run(ask()), failed=router.take_rates()["reward/node/error_rate"].value())
 
 
+def lies_on_both(own: ResourceManager, folder: Path) -> None:
+    """Start a worker with all devices of both nodes, let its second part fail, start the worker
+    again, and kill its first part."""
+    place = Placement(Role.ACTOR_INFER, pool="all", per_worker=4, replaceable=True)
+    twin = own.start(Twin, place, folder)
+
+    def parts() -> list[int]:
+        (first,) = twin.call_each(Twin.where)
+        second = pickle.loads((folder / "actor_infer[0].1").read_bytes())
+        for pid, spec, visible in (first, second):
+            told = {"part": spec.part, "node": spec.node, "devices": spec.devices}
+            others = [[one.node, one.devices] for one in spec.parts]
+            tell(**told, visible=visible, parts=others, meet=spec.rendezvous, alive=lives(pid))
+        return [first[0], second[0]]
+
+    def lives(pid: int) -> bool:
+        return started(pid) is not None
+
+    def gone(pid: int) -> bool:
+        deadline = time.monotonic() + 60
+        while lives(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not lives(pid)
+
+    before = parts()
+    tell(uses=len(twin.beside(Twin.usage).result(60)))
+    waiting = twin.submit(Twin.never)
+    (folder / "fail").touch()
+    try:
+        waiting.result(60)
+    except WorkerLostError as error:
+        tell(told=str(error), gone=[gone(pid) for pid in before], ranks=sorted(twin.lost))
+    twin.restart(0)
+    first, second = parts()
+    os.kill(first, signal.SIGKILL)
+    tell(gone=[gone(first), gone(second)])
+    twin.close()
+    try:
+        own.start(Adder, place, 0)
+    except ConfigError as error:
+        tell(alone=str(error))
+
+
 def main(folder: Path) -> None:
     take_token(folder / "auth_token")
     with use_token_of_cluster():
@@ -108,6 +154,7 @@ def main(folder: Path) -> None:
                     tell(rank=spec.rank, node=spec.node, devices=spec.devices, visible=visible)
                     tell(hca=env["NCCL_IB_HCA"], token=env["HF_TOKEN"])
             score(own)
+            lies_on_both(own, folder)
         missing = joined.model_copy(update={"nodes": 3, "start_timeout_s": 2.0})
         tell(error=attempt(missing, {"all": "0"}))
         tell(error=attempt(joined, {"all": "0-4"}))

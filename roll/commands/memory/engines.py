@@ -64,10 +64,12 @@ def served(
 
 
 def _cached_bytes(sizes: ModelSizes, strategy: EngineConfig, b: int) -> int:
-    """Return the bytes of a token in the KV cache of a process. The vectors of latent attention
-    have no heads that tensor parallel ranks could divide; `hf` caches the keys and values that it
-    makes of them."""
-    if not sizes.latent or isinstance(strategy, HfEngineConfig):
-        return 2 * b * sizes.layers * sizes.keys // strategy.processes
+    """Return the bytes of a token in the KV cache of a process. A tensor parallel rank has a whole
+    head of keys at least. The vectors of latent attention have no heads that ranks could divide;
+    `hf` caches the keys and values that it makes of them."""
     stages = strategy.pp if isinstance(strategy, VllmConfig) else 1
+    if not sizes.latent or isinstance(strategy, HfEngineConfig):
+        width = sizes.queries // sizes.heads
+        each = sizes.keys // (strategy.processes // stages)
+        return 2 * b * sizes.layers * max(each, width) // stages
     return b * sizes.layers * sizes.latent // stages

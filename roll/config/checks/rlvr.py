@@ -23,7 +23,7 @@ from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.engine_options import NgramSpeculationConfig
-from roll.config.sections.placement import parse_devices
+from roll.config.sections.placement import parse_devices, placement_problem
 from roll.config.sections.roles import Role
 from roll.config.sections.sampling import engine_sampling_problems, trained_sampling_problems
 from roll.config.sections.strategy import NO_PICTURES, SglangConfig, VllmConfig
@@ -62,15 +62,15 @@ def policy_problems(config: RlvrBase) -> Iterator[str]:
 
 
 def _groups(config: RlvrBase) -> Iterator[str]:
-    """Yield engines that cannot have devices of their own on one node. Each engine takes
-    consecutive devices of its pool."""
+    """Yield engines that cannot have devices of their own on one node, or on whole nodes. Each
+    engine takes consecutive devices of its pool."""
     for key, role in config.roles.items():
         if isinstance(role, InferRole) and role.pool in config.pools:
             yield from _groups_of(config, key, role)
 
 
 def _groups_of(config: RlvrBase, key: str, infer: InferRole) -> Iterator[str]:
-    """Yield engines of one role that cannot have devices of their own on one node."""
+    """Yield engines of one role that cannot have devices of their own where these are."""
     devices = parse_devices(config.pools[infer.pool])
     size = infer.devices_per_worker
     if len(devices) % size:
@@ -84,12 +84,10 @@ def _groups_of(config: RlvrBase, key: str, infer: InferRole) -> Iterator[str]:
         return
     for start in range(0, len(devices), size):
         group = devices[start : start + size]
-        if len({device // per_node for device in group}) > 1:
-            yield (
-                f"{key}.strategy.tp: devices {', '.join(map(str, group))} of pool "
-                f"{infer.pool!r} make one engine but lie on several nodes of {per_node} devices; "
-                "name them so that each group is on one node, or use a smaller tp"
-            )
+        spans = isinstance(infer.strategy, VllmConfig)
+        problem = placement_problem(group, per_node, several_nodes=spans)
+        if problem is not None:
+            yield f"{key}.strategy.tp: {problem}"
 
 
 def _batch(config: RlvrBase) -> Iterator[str]:

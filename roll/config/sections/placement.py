@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -37,6 +38,48 @@ def parse_devices(text: str) -> tuple[int, ...]:
     if len(set(devices)) != len(devices):
         raise ValueError(f"{text!r} names a device twice")
     return tuple(devices)
+
+
+def nodes_of(devices: Sequence[int], per_node: int) -> list[int]:
+    """Return the nodes on which some devices lie, in the order of the devices.
+
+    Args:
+        devices: job-wide numbers.
+        per_node: number of devices of a node.
+    """
+    return list(dict.fromkeys(device // per_node for device in devices))
+
+
+def placement_problem(devices: Sequence[int], per_node: int, *, several_nodes: bool) -> str | None:
+    """Return why the devices of one worker cannot be where they are, and what to do; None if they
+    can: they are on one node, or, with `several_nodes`, they are all devices of some nodes.
+
+    Args:
+        devices: job-wide numbers, in the order of the worker's processes.
+        per_node: number of devices of a node.
+        several_nodes: whether such a worker can lie on several nodes.
+    """
+    nodes = nodes_of(devices, per_node)
+    if len(nodes) == 1:
+        return None
+    whole = [node * per_node + place for node in nodes for place in range(per_node)]
+    if several_nodes and list(devices) == whole:
+        return None
+    numbers = ", ".join(map(str, devices))
+    where = f"devices {numbers} make one engine but lie on several nodes of {per_node} devices"
+    whole_nodes = -(-len(devices) // per_node) * per_node
+    if len(devices) <= per_node:
+        return f"{where}; name them so that each group is on one node, or use a smaller tp"
+    if not several_nodes:
+        return (
+            f"{where}, and this engine lies on one node; use a smaller tp, or kind: vllm, whose "
+            "engines can lie on several"
+        )
+    return (
+        f"{where}; an engine of more devices than a node has takes whole nodes: let tp * pp be a "
+        f"multiple of {per_node}, and let the pool name all devices of each node in order, such as "
+        f"0-{whole_nodes - 1}"
+    )
 
 
 def _check_devices(text: str) -> str:

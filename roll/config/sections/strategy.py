@@ -285,7 +285,8 @@ class VllmConfig(Config):
     tp: int = Field(default=1, ge=1)
     """Tensor parallel size of one replica."""
     pp: int = Field(default=1, ge=1)
-    """Pipeline parallel size of one replica, which takes tp * pp devices."""
+    """Pipeline parallel size of one replica, which takes tp * pp devices. More than a machine has
+    are all devices of several: with tp up to `cluster.devices_per_node` each stage stays on one."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Largest number of tokens of prompt and response together. If left out: data.max_prompt_tokens
     + sampling.max_new_tokens; of episodes data.max_episode_tokens; of a judge max_question_tokens +

@@ -157,7 +157,7 @@ class InferRole(WorkersConfig):
 
     pool: str
     """Name of a pool; one replica runs on each `strategy.tp` devices (vLLM: `strategy.tp` times
-    `strategy.pp`)."""
+    `strategy.pp`), of one machine or, with vLLM, of several whole ones."""
     strategy: EngineConfig = VllmConfig()
     """Engine that generates."""
     dtype: Literal["float32", "bfloat16"] | None = None

@@ -13,7 +13,7 @@ import shlex
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,7 +42,7 @@ from roll.distributed.processes.child_forks import FORKS_CHILDREN
 from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.processes.reaper import end_marked
 from roll.distributed.watchdog import Watchdog
-from roll.distributed.worker import is_async
+from roll.distributed.worker import Worker, is_async
 
 MAX_CONCURRENT_CALLS = 100_000
 """Maximum number of concurrent calls of an asynchronous worker. Intentionally high: the scheduler
@@ -112,22 +112,29 @@ class RayActor:
     """
 
     def __init__(
-        self, recipe: WorkerRecipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
+        self,
+        recipe: WorkerRecipe,
+        rank: int,
+        own: tuple[JobDevice, ...],
+        settings: ActorSettings,
+        part: int = 0,
     ) -> None:
         """Start the actor, without waiting for it.
 
         Args:
             own: devices of the actor, at least one, all on one node.
+            part: number of the part that it is of a worker on several nodes.
         """
         place = recipe.placement
-        self.member = Member(place.role, place.label, rank, place.replaceable)
+        self.member = Member(place.role, place.label, rank, place.replaceable, part=part)
+        self.own = own
+        self.followers: tuple[RayActor, ...] = ()
+        """The other parts of its worker, on other nodes, if this is the first of several."""
         self.ended = False
         """True once all processes of the actor are known to have ended."""
         self.calls: WeakKeyDictionary[asyncio.AbstractEventLoop, BundledCalls] = WeakKeyDictionary()
         """Calls on their way, by the event loop that makes them."""
         self._recipe = recipe
-        self._own = own[0]
-        """The first device; all devices of an actor are on one node."""
         self._where = _where(own[0])
         token = uuid.uuid4().hex
         self._mark = f"{WORKER_TOKEN}={token}"
@@ -166,6 +173,11 @@ class RayActor:
             self._exchange = self._handle.exchange.options(num_returns=2)
 
     @property
+    def parts(self) -> tuple[RayActor, ...]:
+        """All actors of its worker, if this is the first: itself, and those on other nodes."""
+        return (self, *self.followers)
+
+    @property
     def info(self) -> HostInfo:
         """Process and node of the actor; known after `arrive`."""
         assert self.member.info is not None, "the actor has not arrived"
@@ -174,6 +186,10 @@ class RayActor:
     def about(self) -> Any:
         """Ask the actor for its `HostInfo`; return the reference to the answer."""
         return self._handle.about.remote()
+
+    def follow(self, watchdog: Watchdog) -> None:
+        """Let the worker of this actor follow the first part of its worker, until it fails."""
+        watchdog.watch_call(self.run("follow", Call(())), self.member)
 
     def arrive(self, info: HostInfo, watchdog: Watchdog) -> None:
         """Store the answer to `about`, and let the watchdog watch the actor from now on."""
@@ -250,10 +266,43 @@ class RayActor:
     def _planned_node(self) -> str:
         """Return Ray's ID of the node with the actor's devices, which is known before the actor
         arrives; empty if Ray does not know it any more."""
-        if self._own.group is None:
+        if self.own[0].group is None:
             return str(ray.get_runtime_context().get_node_id())
-        nodes = placement_group_table(self._own.group).get("bundles_to_node_id", {})
-        return str(nodes.get(self._own.bundle, ""))
+        nodes = placement_group_table(self.own[0].group).get("bundles_to_node_id", {})
+        return str(nodes.get(self.own[0].bundle, ""))
+
+
+def start_parts(
+    recipe: WorkerRecipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
+) -> RayActor:
+    """Start the actor of a worker, or one for each node that the worker's devices lie on, which
+    live and die together. Return the first, without waiting for any.
+
+    Args:
+        own: devices of the worker; those of a node follow each other.
+    """
+    nodes = dict.fromkeys(slot.node for slot in own)
+    groups = [tuple(slot for slot in own if slot.node == node) for node in nodes]
+    first = RayActor(recipe, rank, groups[0], settings)
+    others = [
+        RayActor(_followed(recipe), rank, group, settings, part)
+        for part, group in enumerate(groups[1:], start=1)
+    ]
+    first.followers = tuple(others)
+    for actor in first.parts if others else ():
+        actor.member.kill = actor.kill
+        actor.member.others = [each.member for each in first.parts if each is not actor]
+    return first
+
+
+def _followed(recipe: WorkerRecipe) -> WorkerRecipe:
+    """Return the recipe of the further parts of a worker. `ResourceManager.slots` has checked that
+    its class has some. A program that is to record the worker records the first part."""
+    assert isinstance(recipe.worker_cls, type)
+    assert issubclass(recipe.worker_cls, Worker)
+    follower = recipe.worker_cls.follower
+    assert follower is not None
+    return replace(recipe, worker_cls=follower, placement=replace(recipe.placement, under={}))
 
 
 def _where(device: JobDevice) -> PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy:

@@ -81,9 +81,11 @@ class RayAnswers:
     def overdue(self, timeout_s: float) -> WaitTimeoutError:
         first = self._members[0]
         who = ranks_name(
-            worker_name(first.role, first.label), [member.rank for member in self._members]
+            worker_name(first.role, first.label),
+            list(dict.fromkeys(member.rank for member in self._members)),
         )
-        missing = [m.rank for i, m in enumerate(self._members) if i not in self._results]
+        silent_members = (m for i, m in enumerate(self._members) if i not in self._results)
+        missing = list(dict.fromkeys(member.rank for member in silent_members))
         silent = ", ".join(str(rank) for rank in missing)
         which = f"rank {silent} has" if len(missing) == 1 else f"ranks {silent} have"
         return WaitTimeoutError(

@@ -16,7 +16,7 @@ import ray
 from roll.core.batch import Batch
 from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.threads.told_wait import told_wait
-from roll.core.types import WorkerSpec, worker_name
+from roll.core.types import RankInfo, WorkerPart, WorkerSpec, worker_name
 from roll.distributed.cluster import Cluster, W, ranks_name
 from roll.distributed.dispatch import Apart, Call
 from roll.distributed.on_ray.actor import (
@@ -26,6 +26,7 @@ from roll.distributed.on_ray.actor import (
     RayActor,
     WorkerRecipe,
     cores_of,
+    start_parts,
 )
 from roll.distributed.on_ray.answers import RayAnswers
 from roll.distributed.on_ray.bundles import BundledCalls
@@ -53,7 +54,8 @@ class RayCluster(Cluster[W], Generic[W]):
         """Start the actors and build their workers. The errors are those of `Launcher.start`.
 
         Args:
-            slots: devices of each worker, by rank.
+            slots: devices of each worker, by rank; of several nodes only if the class of the
+                workers has a `follower`.
         """
         place = recipe.placement
         super().__init__(place.role, [], settings.call_timeout_s, place.label)
@@ -68,7 +70,7 @@ class RayCluster(Cluster[W], Generic[W]):
         self._arriving: set[RayActor] = set()
         """New actors of ranks that are being restarted, until they enter the list of actors."""
         self._actors = [
-            RayActor(recipe, rank, own, settings) for rank, own in enumerate(self._slots)
+            start_parts(recipe, rank, own, settings) for rank, own in enumerate(self._slots)
         ]
         try:
             name = ranks_name(worker_name(place.role, place.label), range(len(slots)))
@@ -95,13 +97,53 @@ class RayCluster(Cluster[W], Generic[W]):
         first = self._actors[0]
         port = self._wait("free_port", [first], [first.free_port()], deadline)[0]
         self._specs = [self._spec(rank, port) for rank in range(len(self._actors))]
-        refs = [actor.build(spec) for actor, spec in zip(self._actors, self._specs, strict=True)]
-        self.ranks = tuple(self._wait("__init__", self._actors, refs, deadline))
+        self.ranks = tuple(self._construct(self._actors, deadline))
+
+    def _construct(self, actors: Sequence[RayActor], deadline: float) -> list[RankInfo]:
+        """Build the workers of these actors, and their parts on other nodes, which then follow.
+        Return the rank of each worker. The parts of a worker meet at a new port each time."""
+        spread = [actor for actor in actors if actor.followers]
+        free = [actor.free_port() for actor in spread]
+        ports = self._wait("free_port", spread, free, deadline) if spread else []
+        for actor, port in zip(spread, ports, strict=True):
+            rank = actor.member.rank
+            meet = f"{actor.info.address}:{port}"
+            self._specs[rank] = replace(
+                self._specs[rank],
+                rendezvous=meet,
+                parts=tuple(
+                    WorkerPart(
+                        part.own[0].node, part.info.address, tuple(d.device for d in part.own)
+                    )
+                    for part in actor.parts
+                ),
+            )
+        refs = [actor.build(self._specs[actor.member.rank]) for actor in actors]
+        followers = [follower for actor in actors for follower in actor.followers]
+        later = [follower.build(self._follower_spec(follower)) for follower in followers]
+        infos = self._wait("__init__", actors, refs, deadline)
+        if followers:
+            self._wait("__init__", followers, later, deadline)
+        for follower in followers:
+            follower.follow(self._watchdog)
+        return infos
+
+    def _follower_spec(self, follower: RayActor) -> WorkerSpec:
+        """Return the spec of a further part of a worker, whose own spec is complete."""
+        member = follower.member
+        return replace(
+            self._specs[member.rank],
+            part=member.part,
+            devices=tuple(slot.device for slot in follower.own),
+            cores=cores_of(follower.own),
+            node=follower.own[0].node,
+            host=follower.info.address,
+        )
 
     def _spec(self, rank: int, port: int) -> WorkerSpec:
         """Return the spec of one rank; all ranks meet at the host of rank 0, or at 127.0.0.1 on a
         single node."""
-        place, own = self._recipe.placement, self._slots[rank]
+        place, own = self._recipe.placement, self._actors[rank].own
         hosts = [
             "127.0.0.1" if self._settings.single_node else self._actors[each].info.address
             for each in (0, rank)
@@ -121,14 +163,15 @@ class RayCluster(Cluster[W], Generic[W]):
         )
 
     def _arrive(self, actors: Sequence[RayActor], deadline: float) -> None:
-        """Wait until the actors have started; the watchdog then watches them.
+        """Wait until the actors have started, with all parts; the watchdog then watches them.
 
         Args:
             deadline: reading of `time.monotonic`.
         """
-        infos = self._wait("start", actors, [actor.about() for actor in actors], deadline)
-        for actor, info in zip(actors, infos, strict=True):
-            actor.arrive(info, self._watchdog)
+        parts = [part for actor in actors for part in actor.parts]
+        infos = self._wait("start", parts, [part.about() for part in parts], deadline)
+        for part, info in zip(parts, infos, strict=True):
+            part.arrive(info, self._watchdog)
 
     def _wait(
         self, method: str, actors: Sequence[RayActor], refs: list[Any], deadline: float
@@ -152,16 +195,16 @@ class RayCluster(Cluster[W], Generic[W]):
             self._end(old, "to be restarted")
             with self._lock:
                 self._require_open(old)
-                new = RayActor(self._recipe, rank, self._slots[rank], self._settings)
+                new = start_parts(self._recipe, rank, self._slots[rank], self._settings)
                 self._arriving.add(new)
             limit_s = self._settings.start_timeout_s
             try:
                 deadline = time.monotonic() + min(limit_s, timeout_s or limit_s)
                 self._arrive([new], deadline)
-                self._wait("__init__", [new], [new.build(self._specs[rank])], deadline)
+                self._construct([new], deadline)
                 self._actors[rank] = new
             except BaseException:
-                self._watchdog.forget([new.member])
+                self._watchdog.forget(new.member.parts)
                 self._end_failed(new)
                 raise
             finally:
@@ -172,10 +215,11 @@ class RayCluster(Cluster[W], Generic[W]):
         """Kill an actor whose worker could not be built, and free its devices. If it does not end,
         only log an error: the caller raises the error of the failed start."""
         if self._closed:  # `close` ends new actors, too
-            actor.kill()
+            for part in actor.parts:
+                part.kill()
             return
         try:
-            gone = actor.end(self._settings.start_timeout_s)
+            gone = self._end_parts(actor)
         except ray.exceptions.RayError as error:
             LOGGER.error("%s could not be ended after a failed start: %s", actor.member.name, error)
             return
@@ -207,12 +251,20 @@ class RayCluster(Cluster[W], Generic[W]):
             return
         name = f"{actor.member.name} (pid {actor.info.pid}"
         self._watchdog.give_up(actor.member, f"{name}) was ended, {why}")
-        if not actor.end(self._settings.start_timeout_s):
+        if not self._end_parts(actor):
             raise WaitTimeoutError(
                 f"waited {END_TIMEOUT_S:g} s for the processes of {name}, node "
                 f"{actor.info.address}) to end after they were killed"
             )
         actor.ended = True
+
+    def _end_parts(self, actor: RayActor) -> bool:
+        """Kill all processes of an actor and of its other parts, which end meanwhile; return
+        whether all have ended in time."""
+        for part in actor.followers:
+            part.kill()
+        gone = [part.end(self._settings.start_timeout_s) for part in actor.parts]
+        return all(gone)
 
     def _require_open(self, actor: RayActor) -> None:
         """Raise an error about this actor, from `Member.error`, if the cluster has been closed."""
@@ -225,7 +277,8 @@ class RayCluster(Cluster[W], Generic[W]):
             if self._closed:
                 return
             self._closed = True
-            actors = [*self._actors, *self._arriving]
+            first = [*self._actors, *self._arriving]
+            actors = [part for actor in first for part in actor.parts]
         self._watchdog.forget(actor.member for actor in actors)
         try:
             if graceful and not self._watchdog.ended:
@@ -247,10 +300,11 @@ class RayCluster(Cluster[W], Generic[W]):
                 actor.end(CLOSE_TIMEOUT_S)
 
     def _say_goodbye(self) -> None:
-        """Call `close` on all living workers, and wait `CLOSE_TIMEOUT_S` at most. The death or
-        lateness of a worker is only logged if workers are replaceable, else raised; other errors
-        are raised."""
-        living = [actor for actor in self._actors if actor.member.death is None]
+        """Call `close` on all living workers, with all parts, and wait `CLOSE_TIMEOUT_S` at most.
+        The death or lateness of a worker is only logged if workers are replaceable, else raised;
+        other errors are raised."""
+        parts = [part for actor in self._actors for part in actor.parts]
+        living = [actor for actor in parts if actor.member.death is None]
         calls = [actor.run("close", Call(())) for actor in living]
         try:
             self._answers("close", living, calls).collect(CLOSE_TIMEOUT_S)
@@ -265,9 +319,12 @@ class RayCluster(Cluster[W], Generic[W]):
         refs = [actor.run(method, call) for actor, call in zip(actors, shared, strict=True)]
         return self._answers(method, actors, refs)
 
-    def _start_beside(self, method: str, calls: Sequence[Call]) -> RayAnswers:
-        refs = [a.run_beside(method, call) for a, call in zip(self._actors, calls, strict=True)]
-        return self._answers(method, self._actors, refs)
+    def _start_beside(self, method: str, calls: Sequence[Call], *, parts: bool) -> RayAnswers:
+        called = list(zip(self._actors, calls, strict=True))
+        if parts:
+            called += [(part, call) for actor, call in called for part in actor.followers]
+        refs = [actor.run_beside(method, call) for actor, call in called]
+        return self._answers(method, [actor for actor, _ in called], refs)
 
     def _answers(self, method: str, actors: Sequence[RayActor], refs: Sequence[Any]) -> RayAnswers:
         """Return the answers to `refs`, one per actor in the same order; `method` is for

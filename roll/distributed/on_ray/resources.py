@@ -14,7 +14,7 @@ from typing import Any, Concatenate
 
 import ray
 
-from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.placement import ClusterConfig, placement_problem
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import P, Placement, W
@@ -98,12 +98,17 @@ class ResourceManager:
         """`cpu` or `cuda`."""
         return self.layout.platform
 
-    def slots(self, pool: str, per_worker: int = 1) -> list[tuple[JobDevice, ...]]:
+    def slots(
+        self, pool: str, per_worker: int = 1, *, several_nodes: bool = False
+    ) -> list[tuple[JobDevice, ...]]:
         """Return the devices of a pool, grouped into one tuple of `per_worker` devices per worker.
+
+        Args:
+            several_nodes: let a worker with more devices than a node has take whole nodes.
 
         Raises:
             ConfigError: there is no such pool, its devices do not divide into workers, or a worker
-                would have devices of several nodes.
+                would have devices of several nodes and may not.
         """
         if pool not in self.layout.pools:
             known = ", ".join(sorted(self.layout.pools))
@@ -115,13 +120,12 @@ class ResourceManager:
                 f"of {per_worker}"
             )
         groups = [tuple(found[i : i + per_worker]) for i in range(0, len(found), per_worker)]
+        per_node = self.layout.devices_per_node
         for group in groups:
-            if len({slot.node for slot in group}) > 1:
-                numbers = ", ".join(str(slot.number) for slot in group)
-                raise ConfigError(
-                    f"pools.{pool}: devices {numbers} belong to one worker but to several nodes "
-                    f"(each has {self.layout.devices_per_node})"
-                )
+            found_numbers = [slot.number for slot in group]
+            problem = placement_problem(found_numbers, per_node, several_nodes=several_nodes)
+            if problem is not None:
+                raise ConfigError(f"pools.{pool}: {problem}")
         return groups
 
     def start(
@@ -136,7 +140,8 @@ class ResourceManager:
         recipe = WorkerRecipe(worker_cls, placement, args, kwargs)
         slots: list[tuple[JobDevice, ...]] = [(JobDevice(-1, 0, 0, "", cores(), None, 0),)]
         if placement.pool is not None:
-            slots = self.slots(placement.pool, placement.per_worker)
+            spans = getattr(worker_cls, "follower", None) is not None
+            slots = self.slots(placement.pool, placement.per_worker, several_nodes=spans)
         if placement.workers is not None:
             slots = [slots[i % len(slots)] for i in range(placement.workers)]
         cluster: RayCluster[W] = RayCluster(recipe, slots, self._settings, self._watchdog)

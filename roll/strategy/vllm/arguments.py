@@ -12,6 +12,7 @@ from roll.config.sections.engine_options import (
 )
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
+from roll.core.types import WorkerSpec
 from roll.strategy.vllm.compat import cpu_arguments
 from roll.strategy.vllm.pictures import PICTURE_ARGUMENTS
 
@@ -22,7 +23,7 @@ def engine_arguments(
     *,
     dtype: str,
     max_model_len: int,
-    seed: int,
+    spec: WorkerSpec,
     cpu_token_bytes: int | None,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def engine_arguments(
     Args:
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
         max_model_len: largest length of prompt plus response, in tokens.
+        spec: place of this process, whose engine may lie on several nodes.
         cpu_token_bytes: bytes that a token takes in the KV cache of all layers; None: the engine
             runs on GPUs.
         overrides: values of the model's config, see `missing_keys` and `replaced_values`.
@@ -50,13 +52,14 @@ def engine_arguments(
         "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled from
         "worker_extension_cls": "roll.strategy.vllm.worker_side.worker.RollWorker",
         "disable_log_stats": True,
-        "seed": seed,
+        "seed": spec.seed,
         **PICTURE_ARGUMENTS,
     }
     if config.processes > 1:
         # By default vLLM notices that this process is in a Ray placement group and starts its ranks
         # as Ray actors, which do not use the devices that the run assigned to this replica.
         arguments["distributed_executor_backend"] = "mp"
+    arguments |= _nodes(spec, config.processes)
     if config.speculation is not None:
         arguments["speculative_config"] = _speculation(config.speculation)
         # vLLM's rejection sampler returns wrong processed log-probs (NaN on CPUs). The raw ones are
@@ -68,6 +71,25 @@ def engine_arguments(
     arguments |= config.engine_args
     if overrides:
         arguments["hf_overrides"] = {**overrides, **config.engine_args.get("hf_overrides", {})}
+    return arguments
+
+
+def _nodes(spec: WorkerSpec, processes: int) -> dict[str, Any]:
+    """Return the arguments of an engine on several nodes: vLLM starts the same number of processes
+    on each, and all meet at an address of the first."""
+    if not spec.parts:
+        return {}
+    host, _, port = spec.rendezvous.rpartition(":")
+    arguments: dict[str, Any] = {
+        "nnodes": len(spec.parts),
+        "node_rank": spec.part,
+        "master_addr": host,
+        "master_port": int(port),
+    }
+    if spec.platform == "cpu":
+        # vLLM takes two processes for neighbours by the number of visible devices of a node, which
+        # is 1 on any CPU unless it is told.
+        arguments["device_ids"] = list(range(processes // len(spec.parts)))
     return arguments
 
 

@@ -29,23 +29,29 @@ this."""
 
 
 def engine_environment(
-    platform: str, cores: Sequence[int], processes: int, have: Mapping[str, str]
+    platform: str,
+    cores: Sequence[int],
+    processes: int,
+    have: Mapping[str, str],
+    host: str = "127.0.0.1",
 ) -> dict[str, str]:
     """Return the environment variables, name -> value, that vLLM needs in addition to `have`.
 
     Args:
         platform: `cpu` or `cuda`.
         cores: numbers of the cores of this replica.
-        processes: number of processes in which the model runs.
+        processes: number of processes in which the model runs, on this node.
         have: environment of this process. A variable that is set there is not returned, so that the
             user's value stays; except `VLLM_CPU_OMP_THREADS_BIND`, which binds threads to `cores`.
+        host: address at which the other nodes of the replica reach this one; of a replica on one
+            node 127.0.0.1.
     """
     wanted = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        # All processes of a replica are on one machine. By default they would meet at the address
-        # under which other machines reach it.
-        "VLLM_HOST_IP": "127.0.0.1",
+        # By default the processes of a replica would meet at the address under which the internet
+        # is reached, also where all are on one machine.
+        "VLLM_HOST_IP": host,
     }
     if platform == "cpu":
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the

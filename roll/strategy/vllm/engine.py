@@ -19,7 +19,7 @@ import psutil
 
 from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason
-from roll.core.errors import EngineError, WeightSyncError
+from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.processes.child_forks import servers_in_use
 from roll.models.load import load_config
@@ -58,6 +58,33 @@ from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
+_FIRST_DEATH_S = 3.0
+"""Time that the driver has to tell callers of an engine on several nodes what died first, before
+they are told what died here, in seconds."""
+
+
+def prepared_arguments(config: VllmConfig, setup: EngineSetup) -> dict[str, Any]:
+    """Set the environment variables that vLLM reads in this process and in those that it starts;
+    return the keyword arguments of `AsyncEngineArgs`."""
+    spec = setup.spec
+    cpu = spec.platform == "cpu"
+    if cpu:
+        # The variable counts in whole GiB and would override the size given below.
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    here = config.processes // max(1, len(spec.parts))
+    host = spec.host if spec.parts else "127.0.0.1"
+    os.environ.update(engine_environment(spec.platform, spec.cores, here, os.environ, host))
+    hf_config = load_config(setup.model)
+    width = 4 if setup.dtype == "float32" else 2
+    return engine_arguments(
+        config,
+        setup.model,
+        dtype=setup.dtype,
+        max_model_len=config.max_model_len or setup.max_model_len,
+        spec=spec,
+        cpu_token_bytes=cache_bytes_per_token(hf_config.to_dict(), width) if cpu else None,
+        overrides=missing_keys(hf_config) | replaced_values(hf_config, setup.model.overrides),
+    )
 
 
 class VllmEngine:
@@ -65,10 +92,10 @@ class VllmEngine:
 
     def __init__(self, config: VllmConfig, setup: EngineSetup) -> None:
         self._config = config
+        self._setup = setup
         self._spec = setup.spec
         self._model = setup.model
         self._dtype = setup.dtype
-        self._max_model_len = config.max_model_len or setup.max_model_len
         self._engine: Any = None
         self._checkpoint: Checkpoint | None = None
         self._processes: dict[psutil.Process, str] = {}
@@ -119,7 +146,8 @@ class VllmEngine:
                 for pid in servers_in_use()
             }
             self._watch.begin(self._processes)
-            await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
+            here = self._config.processes // max(1, len(self._spec.parts))
+            await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(), here)))
             await self._ask(self._engine.collective_rpc("roll_count_prefill"))
             await self._ask(self._engine.collective_rpc("roll_send_plain_logprobs"))
             if self._spec.platform == "cpu":
@@ -274,31 +302,12 @@ class VllmEngine:
         The engine is not returned: vLLM keeps an exception whose traceback keeps the future of this
         call alive, and with it any result.
         """
-        cpu = self._spec.platform == "cpu"
-        if cpu:
-            # The variable counts in whole GiB and would override the size given below.
-            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-        os.environ.update(
-            engine_environment(
-                self._spec.platform, self._spec.cores, self._config.processes, os.environ
-            )
-        )
+        arguments = prepared_arguments(self._config, self._setup)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         keep_deaths_quiet()
         receive_plain_logprobs()
-        hf_config = load_config(self._model)
-        width = 4 if self._dtype == "float32" else 2
-        arguments = engine_arguments(
-            self._config,
-            self._model,
-            dtype=self._dtype,
-            max_model_len=self._max_model_len,
-            seed=self._spec.seed,
-            cpu_token_bytes=cache_bytes_per_token(hf_config.to_dict(), width) if cpu else None,
-            overrides=missing_keys(hf_config) | replaced_values(hf_config, self._model.overrides),
-        )
         with forked_core():
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
@@ -328,10 +337,21 @@ class VllmEngine:
 
         try:
             return await self._watch.until_dead(work)
+        except EngineDiedError:
+            await self._let_others_tell()
+            raise
         except EngineDeadError as error:
-            raise await self._watch.cause(timeout_s=CAUSE_S) from error
+            died = await self._watch.cause(timeout_s=CAUSE_S)
+            await self._let_others_tell()
+            raise died from error
         except (VLLMServerError, VLLMValidationError, ValueError) as error:
             raise EngineError(f"{self._name}: {error}") from error
+
+    async def _let_others_tell(self) -> None:
+        """Wait, in an engine on several nodes, before a death here is told: processes end when
+        those of another node do, and the driver tells callers what died first."""
+        if self._spec.parts:
+            await asyncio.sleep(_FIRST_DEATH_S)
 
 
 def _is_cut_short(completions: list[Completion]) -> bool:

@@ -42,6 +42,11 @@ RESERVED_ARGUMENTS = {
     "mm_device_do_normalize": "",
     "mm_processor_cache_gb": "",
     "distributed_executor_backend": "",
+    "nnodes": "actor_infer.strategy.tp and pp: more than a node's devices take several nodes",
+    "node_rank": "",
+    "master_addr": "",
+    "master_port": "",
+    "device_ids": "",
 }
 """Arguments that a user may not set; see `ours` of `check_engine_args`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from roll.commands.preflight import inspect
 from roll.config import load_config
 from roll.config.sections.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
 from roll.config.sections.model import ModelConfig
+from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError, EngineDiedError, EngineError, WeightSyncError
+from roll.core.types import WorkerPart, WorkerSpec
 from roll.strategy.serving.processes import DeathWatch
 from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
@@ -118,18 +121,50 @@ def test_what_is_no_adapter_that_fits_is_refused(manifest: Manifest, message: st
         adapter_rank(manifest, 8)
 
 
+SPEC = WorkerSpec(
+    role=Role.ACTOR_INFER,
+    rank=0,
+    world_size=1,
+    devices=(0,),
+    cores=(0,),
+    node=0,
+    rendezvous="10.0.0.1:23456",
+    seed=0,
+    platform="cuda",
+)
+
+
 def arguments(
     overrides: dict[str, Any] | None = None, /, cpu: int | None = None, **options: Any
 ) -> dict[str, Any]:
+    spec = options.pop("spec", SPEC)
     return engine_arguments(
         VllmConfig(**options),
         ModelConfig(path="m"),
         dtype="float32",
         max_model_len=64,
-        seed=0,
+        spec=spec,
         cpu_token_bytes=cpu,
         overrides=overrides or {},
     )
+
+
+def test_an_engine_on_several_nodes_meets_at_an_address_of_the_first() -> None:
+    parts = (WorkerPart(2, "10.0.0.1", (0, 1)), WorkerPart(3, "10.0.0.2", (0, 1)))
+    second = replace(SPEC, parts=parts, part=1, node=3, host="10.0.0.2", devices=(0, 1))
+    options: dict[str, Any] = {"tp": 2, "pp": 2}
+    expected = {
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "10.0.0.1",
+        "master_port": 23456,
+        "distributed_executor_backend": "mp",
+    }
+    assert expected.items() <= arguments(None, spec=second, **options).items()
+    assert "device_ids" not in arguments(None, spec=second, **options)
+    on_cpu = arguments(None, cpu=8, spec=replace(second, platform="cpu"), **options)
+    assert on_cpu["device_ids"] == [0, 1]
+    assert not {"nnodes", "master_addr"} & set(arguments(None, **options))
 
 
 def test_sleep_that_drops_the_weights_keeps_those_of_a_small_model() -> None:

@@ -410,3 +410,18 @@ def test_what_is_offloaded_counts_where_the_machine_is_the_device(
 
     assert resident("cuda") == 0
     assert resident("cpu") >= 12 * 4.02e9 / 4 * 0.99
+
+
+def test_a_rank_of_an_engine_caches_a_whole_head_of_keys_at_least() -> None:
+    """Two heads of keys of width 16; with more ranks than heads, each head is there several
+    times."""
+    sizes = count({
+        "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 100, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 32,
+    })  # fmt: skip
+    requests = Requests(tokens=10, width=2)
+    token = 2 * 2 * 4 * 16
+    for tp, pp, share in ((1, 1, 2), (2, 1, 1), (4, 1, 1), (4, 2, 0.5)):
+        needs = served(sizes, VllmConfig(tp=tp, pp=pp), requests, 0)
+        assert needs.kv_cache == 10 * token * share, (tp, pp)
+        assert needs.weights == 2 * sizes.total // (tp * pp)

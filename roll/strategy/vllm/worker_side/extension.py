@@ -75,13 +75,20 @@ class WeightLoader:
                 self._roll_held = frozenset()
             return {"error": failure(error), "intact": intact}
 
-    def roll_die_with(self, owner: int) -> None:
-        """Kill this process and the engine's core as soon as process `owner` ends.
+    def roll_die_with(self, owner: int, processes: int) -> None:
+        """Kill this process and the engine's core as soon as process `owner` ends, if it is on the
+        owner's node. On other nodes a `VllmFollower` has started this process, and ends it.
 
         vLLM's core does not notice when the process that started it is killed. If the model runs
         in the core itself, the parent of this process is the owner, which has ended already, or the
         owner's server of forks.
+
+        Args:
+            owner: id of the process that has the engine.
+            processes: number of ranks on its node, which are the first ones.
         """
+        if self.rank >= processes:
+            return
         core = os.getppid()
         handle = os.pidfd_open(owner)
 
