@@ -20,11 +20,11 @@ Settings of both frameworks:
 - Nothing is recomputed in the backward pass. TRL recomputes by default, which takes less memory and
   more time.
 - TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
-  Our side processes pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures
+  Our side processes pieces of 1088 tokens (8 rows of the first workload, as the parts), which gives
+  the same gradient. `--trl-small` measures
   TRL with recomputed activations and the batch in 8 pieces, which takes the least memory.
-- Each side waits for its threads as suits it: TRL and the parts do so as OpenMP does by itself
-  (threads spin for about 10 ms between parallel regions), ours as a run sets it for processes that
-  share their cores (1 ms).
+- Threads of all sides wait as OpenMP lets them by itself: they spin for about 10 ms between
+  parallel regions.
 - In the fixed workloads TRL writes the tokens because of `min_new_tokens`, vLLM because of
   `ignore_eos`.
 
@@ -68,6 +68,8 @@ HERE = Path(__file__).parent
 SKIP = 2
 """Number of steps at the start of a round that are not counted."""
 PROMPT_TOKENS = 8
+PIECE_TOKENS = 1088
+"""Tokens of a piece of our batches."""
 LETTERS = string.digits + string.ascii_letters
 TRL_PACKAGES = ("torch==2.13.0", "transformers==5.19.0", "trl==1.16.0")
 RUN_TIMEOUT_S = 3600.0
@@ -227,7 +229,7 @@ class Bench:
             "actor_train": {
                 "pool": "all",
                 "optimizer": optimizer,
-                "max_tokens_per_microbatch": 1024,
+                "max_tokens_per_microbatch": PIECE_TOKENS,
                 "packing": True,
             },
             "actor_infer": {"pool": "all", "strategy": {"kind": "vllm", "max_num_seqs": 64}},
