@@ -20,7 +20,6 @@ Quantization = Literal[
 """Quantization formats that vLLM can produce from unquantised weights."""
 LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
 
-
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of vLLM's KV cache without a GPU, the fewest that its kernels allow. Only full
 blocks are found again by prefix caching, and many prompts and turns are shorter than vLLM's 128."""
