@@ -207,19 +207,6 @@ class Terminal:
             if select.select([self._end], [], [], 0.1)[0]:
                 self.seen += os.read(self._end, 4096).decode(errors="replace")
 
-    def interrupt_until(self, holds: Callable[[], bool]) -> None:
-        """Press Ctrl-C each second: readline misses one that comes just before it waits."""
-        pressed_s = 0.0
-
-        def shown() -> bool:
-            nonlocal pressed_s
-            if not holds() and time.monotonic() > pressed_s + 1:
-                pressed_s = time.monotonic()
-                self.process.send_signal(signal.SIGINT)
-            return holds()
-
-        self.wait_until(shown, "what Ctrl-C does")
-
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -249,7 +236,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(run: Path) -> None:
         shell.wait_for("> ")
         shell.write("/reset\n")
         shell.wait_for("> ")
-        shell.interrupt_until(lambda: shell.seen.count("> ") >= 2)  # it drops an unfinished line
+        shell.process.send_signal(signal.SIGINT)  # it drops an unfinished line
+        shell.wait_for("> ", count=2)
         shell.write("/nonsense\n")
         shell.wait_for("there is no command /nonsense")
         shell.wait_for("> ")

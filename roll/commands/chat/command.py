@@ -15,7 +15,7 @@ from rich.console import Console
 
 from roll.commands.chat.conversation import Conversation
 from roll.commands.chat.judging import Judges
-from roll.commands.chat.session import COMMANDS, Session, piped_lines, typed_lines
+from roll.commands.chat.session import COMMANDS, Session, piped_lines, typed, typed_lines
 from roll.commands.chat.speaker import speaking
 from roll.commands.eval.models import Examinee, find_models, make_folder
 from roll.config import load_config as load_run_file
@@ -75,7 +75,7 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
     Raises:
         RollError: the model cannot be served, or a line of a pipe cannot be answered.
     """
-    typed = sys.stdin.isatty()
+    in_terminal = sys.stdin.isatty()
     with exit_at_hangup(), ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="roll-chat-")))
         steps = () if wish.checkpoint is None else (wish.checkpoint,)
@@ -112,13 +112,13 @@ def chat(wish: Wish, shown: Shown, out: Console, remarks: Console) -> None:
             logprobs=shown.logprobs,
             as_json=shown.as_json,
             seed=config.seed,
-            ask=input if typed and not shown.rows else None,
+            ask=typed if in_terminal and not shown.rows else None,
         )
-        if typed:
+        if in_terminal:
             kind = config.actor_infer.strategy.kind
             remarks.print(f"{model.name} on {kind}\n{COMMANDS}", markup=False, style="dim")
-        lines = typed_lines() if typed else piped_lines(sys.stdin)
-        session.run(lines, rows=shown.rows, goes_on=typed)
+        lines = typed_lines() if in_terminal else piped_lines(sys.stdin)
+        session.run(lines, rows=shown.rows, goes_on=in_terminal)
 
 
 def _run_of(folder: str) -> RunConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ COMMANDS = """\
 /help         this list
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer
 //...         a line that begins with /"""
+LOOK_EVERY_S = 0.25
+"""Time between two looks for a signal while the user types, in seconds."""
 NAMES = tuple(re.findall(r"^/\w+", COMMANDS, re.MULTILINE))
 
 
@@ -197,12 +200,27 @@ def typed_lines() -> Iterator[str]:
 
     while True:
         try:
-            yield input("> ")
+            yield typed("> ")
         except KeyboardInterrupt:
             sys.stdout.write("\n")
         except EOFError:
             sys.stdout.write("\n")
             return
+
+
+def typed(question: str) -> str:
+    """Return the line that a user types after a question.
+
+    readline looks for signals only when one interrupts its wait. One that comes just before would
+    lie there until a key is pressed, so a timer interrupts the wait.
+    """
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, LOOK_EVERY_S, LOOK_EVERY_S)
+        return input(question)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def piped_lines(stream: Iterable[str]) -> Iterator[str]:
