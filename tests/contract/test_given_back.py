@@ -44,8 +44,9 @@ def scores(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 
 def test_passes_of_a_frozen_model_leave_no_notes_for_a_backward_pass(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
-    (found,) = run_ranks(1, scores, tmp_path / "ranks", timeout_s=300)
-    assert found["noted"] == [(0, 0)] * 3
+    # Two ranks, because one that computes in the dtype of its weights does without FSDP.
+    for found in run_ranks(2, scores, tmp_path / "ranks", timeout_s=300):
+        assert found["noted"] == [(0, 0)] * 3
 
 
 def offloaded(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
