@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -117,6 +118,35 @@ def listen_locally() -> None:
     """
     if os.environ.get("VLLM_HOST_IP"):
         serve_on_named_address()
+
+
+@contextmanager
+def one_gloo_thread() -> Iterator[None]:
+    """Let all process groups of gloo that are made during the block share one thread for messages.
+
+    Only for a model of one process, whose groups have nobody to talk to: they get an address of
+    this machine alone. vLLM makes 13 groups also for one process, and each thread of gloo wakes a
+    hundred times a second, whether or not there is a message. That interrupted a policy that trains
+    on the same cores about 500 times a second (benchmarks/wakeups.py). PyTorch has no argument for
+    this, so the block replaces the class that it makes groups with.
+    """
+    from torch.distributed import distributed_c10d
+
+    of_torch = distributed_c10d.ProcessGroupGloo
+    device = of_torch.create_device(hostname="127.0.0.1")
+
+    class OneThread(of_torch):  # type: ignore[misc,valid-type]
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = of_torch._Options()  # type: ignore[attr-defined]
+            options._devices = [device]
+            options._timeout = timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = OneThread  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        distributed_c10d.ProcessGroupGloo = of_torch  # type: ignore[misc]
 
 
 def thread_binding(cores: Sequence[int], processes: int) -> str:

@@ -13,7 +13,7 @@ import os
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from roll.strategy.vllm.compat import listen_locally
+from roll.strategy.vllm.compat import listen_locally, one_gloo_thread
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """Environment variable with the rank's cores, like `0,1`; `compat.engine_environment` sets it."""
@@ -27,4 +27,5 @@ class InSchedulerExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is unty
         cores = {int(core) for core in os.environ[CORES].split(",")}
         os.sched_setaffinity(0, cores)
         listen_locally()
-        super()._init_executor()
+        with one_gloo_thread():
+            super()._init_executor()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 
 from roll.strategy.vllm.compat import engine_environment, shut_down
@@ -39,3 +42,34 @@ def test_a_process_that_ends_by_itself_while_it_is_killed_is_no_error() -> None:
     engine = DyingEngine()
     shut_down(engine, 0.1)
     assert engine.cleaned == 1
+
+
+# In a process of its own, because process groups belong to a process.
+GROUPS = """
+import os
+import torch
+import torch.distributed as dist
+from roll.strategy.vllm.compat import one_gloo_thread
+
+def count():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("gloo_tcp_loop") for name in names)
+
+with one_gloo_thread():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups = [dist.new_group([0], backend="gloo") for _ in range(3)]
+shared = count()
+ones = torch.ones(2)
+for group in groups:
+    dist.all_reduce(ones, group=group)
+    dist.barrier(group=group)
+assert ones.tolist() == [1.0, 1.0]
+dist.new_group([0], backend="gloo")
+print(shared, count())
+dist.destroy_process_group()
+"""
+
+
+def test_groups_of_one_process_share_a_thread_and_later_ones_do_not() -> None:
+    found = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True)
+    assert found.stdout.split() == ["1", "2"], found.stderr
