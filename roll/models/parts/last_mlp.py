@@ -79,7 +79,7 @@ class LastMlp:
             return None
         (states_BTD,) = inputs
         self._shape = states_BTD.shape
-        return states_BTD.flatten(0, 1)[self._read_N]
+        return states_BTD.flatten(0, 1).index_select(0, self._read_N)
 
     def _spread(self, mlp: nn.Module, inputs: Any, states_ND: Tensor) -> Tensor | None:
         """Return the results at their places in `[B, T, D]`, 0 elsewhere; None: leave them."""

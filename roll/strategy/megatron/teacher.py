@@ -127,7 +127,7 @@ class MegatronTeacher:
         """
         read_N = logprobs.positions(needed_BT) - 1
         mine_M, read_M = places(self._model, micro, read_N, self._device)
-        states_MD = states_BTD.flatten(0, 1)[read_M]
+        states_MD = states_BTD.flatten(0, 1).index_select(0, read_M)
         outputs = (states_MD,) if self._head.target.top_k is None else self._likeliest(states_MD)
         return tuple(of_all_tokens(self._model, each, mine_M, len(read_N)) for each in outputs)
 

@@ -279,7 +279,11 @@ class MegatronStrategy(Generic[T]):
             if self._model.cp > 1:
                 teachers = [each.among(mine_M) for each in teachers]
         outputs = self._reader.read(
-            output_BTS.flatten(0, 1)[read_M], tokens_M, temperatures_M, teachers, squares=squares
+            output_BTS.flatten(0, 1).index_select(0, read_M),
+            tokens_M,
+            temperatures_M,
+            teachers,
+            squares=squares,
         )
 
         def spread(part_M: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ class Policy:
         if ahead > 1:
             places_N = places_N[of.positions_BT.flatten()[places_N] >= ahead]
         logprobs_N, _, _ = token_logprobs(
-            logits_BTV.flatten(0, 1)[places_N - ahead],
+            logits_BTV.flatten(0, 1).index_select(0, places_N - ahead),
             of.tokens_BT.flatten()[places_N],
             vocab=self.table.shape.vocab,
             group=parallel_state.get_tensor_model_parallel_group(),
