@@ -39,6 +39,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.models import write_model
 from roll.algorithms import logprobs
+from roll.algorithms.logprobs import LogitChunks
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig
@@ -46,6 +47,7 @@ from roll.config.sections.strategy import Fsdp2Config
 from roll.config.sections.training import TrainRole
 from roll.core.batches import TrainBatch
 from roll.models.kernels.choice import offer_of
+from roll.models.kernels.compiled_logits import compiled_chunks
 from roll.platform.machine import free_port
 from roll.strategy.build import build_train
 from roll.strategy.training.heads import PolicyHead
@@ -120,11 +122,11 @@ def head_table(folder: Path, device: torch.device, tokens: int, repeats: int) ->
         chosen, entropy = logp.gather(-1, targets_N[:, None]), -(logp.exp() * logp).sum(-1)
         (chosen.sum() + entropy.sum()).backward()
 
-    def chunked(size: int) -> Callable[[], None]:
+    def chunked(chunks: LogitChunks) -> Callable[[], None]:
         def work() -> None:
             found, entropy, _ = logprobs.from_hidden(
                 hidden_ND, weight_VD, None, targets_N,
-                temperature=1.0, chunk_tokens=size, entropy=True,
+                temperature=1.0, chunks=chunks, entropy=True,
             )  # fmt: skip
             assert entropy is not None
             (found.sum() + entropy.sum()).backward()
@@ -132,7 +134,10 @@ def head_table(folder: Path, device: torch.device, tokens: int, repeats: int) ->
         return work
 
     header(f"head, {tokens} tokens")
-    for name, work in {"whole": whole, **{f"chunks of {n}": chunked(n) for n in CHUNKS}}.items():
+    works = {"whole": whole} | {f"chunks of {n}": chunked(LogitChunks(n)) for n in CHUNKS}
+    for n in CHUNKS:
+        works[f"chunks of {n}, compiled"] = chunked(compiled_chunks(LogitChunks(n)))
+    for name, work in works.items():
         _measure_row(name, work, device, tokens, repeats)
 
 

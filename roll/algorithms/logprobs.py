@@ -9,7 +9,9 @@ V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +32,20 @@ def positions(needed_BT: Tensor) -> Tensor:
     return flat.flatten().nonzero().flatten()
 
 
+@dataclass(frozen=True, slots=True)
+class LogitChunks:
+    """How logits are computed and read: at most so many tokens at a time, by these functions."""
+
+    tokens: int
+    """Number of tokens of a chunk, at least 1."""
+    cap: float | None = None
+    """Bound of the logits before the temperature, see `soft_cap`; None: there is none."""
+    read: ReadLogits | None = None
+    """Function that takes the place of `read_logits`; None: none does."""
+    slopes: LogitSlopes | None = None
+    """Function that takes the place of `logit_slopes`; None: none does."""
+
+
 def from_hidden(
     hidden_ND: Tensor,
     weight_VD: Tensor,
@@ -37,15 +53,14 @@ def from_hidden(
     targets_N: Tensor,
     *,
     temperature: float | Tensor,
-    chunk_tokens: int,
+    chunks: LogitChunks,
     entropy: bool = False,
     squares: bool = False,
-    cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute log-probs of the tokens `targets_N`, entropy, and the sum of squared probabilities,
     from the hidden states before them.
 
-    At most `chunk_tokens * V` float32 logits exist at once. The backward pass computes the logits
+    At most `chunks.tokens * V` float32 logits exist at once. The backward pass computes the logits
     again, with the same limit. All results are float32 `[N]`; the softmax is computed in float32
     for any input dtype. The entropy is None unless `entropy` is True; so are, with `squares`, the
     squares, which have no gradient.
@@ -54,17 +69,9 @@ def from_hidden(
         weight_VD: weight of the output head, and `bias_V` its bias or None.
         temperature: number above zero that divides the logits, as in the engine's sampling; or one
             for each token, `[N]`.
-        chunk_tokens: number of tokens that are computed at a time, at least 1.
-        cap: bound of the logits before the temperature, see `soft_cap`; None: there is none.
     """
     logprobs_N, entropy_N, squares_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND,
-        weight_VD,
-        bias_V,
-        targets_N,
-        temperature,
-        (chunk_tokens, cap),
-        (entropy, squares),
+        hidden_ND, weight_VD, bias_V, targets_N, temperature, chunks, (entropy, squares)
     )
     return logprobs_N, entropy_N if entropy else None, squares_N if squares else None
 
@@ -97,6 +104,86 @@ def slope_of_cap(capped: Tensor, cap: float) -> Tensor:
     return (capped / cap).square_().neg_().add_(1.0)
 
 
+class LogitsRead(NamedTuple):
+    """What is read of the logits of some tokens, each float32 `[N]`."""
+
+    logprobs: Tensor
+    lse: Tensor
+    """Log-sum-exp of the logits, bounded and divided."""
+    entropy: Tensor | None
+    squares: Tensor | None
+    """Sum of the squared probabilities."""
+
+
+ReadLogits = Callable[[Tensor, Tensor, float | Tensor, float | None, tuple[bool, bool]], LogitsRead]
+"""Type of `read_logits`."""
+LogitSlopes = Callable[
+    [Tensor, Tensor, float | Tensor, float | None, Tensor, Tensor, Tensor, Tensor | None], Tensor
+]
+"""Type of `logit_slopes`."""
+
+
+def read_logits(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float | Tensor,
+    cap: float | None,
+    also: tuple[bool, bool],
+) -> LogitsRead:
+    """Read the logits of a chunk, which may be overwritten.
+
+    Args:
+        temperature: number, or column `[N, 1]`, that divides the logits.
+        cap: as in `LogitChunks`.
+        also: whether to read entropies, and sums of squares.
+    """
+    entropy, squares = also
+    logits = soft_cap(logits_NV.float(), cap).div_(temperature)
+    lse = logits.logsumexp(-1)
+    chosen = logits.gather(-1, targets_N[:, None]).squeeze(-1) - lse
+    entropy_N = squares_N = None
+    if entropy or squares:
+        # lse - E[logits] would lose a small entropy to cancellation.
+        logp = logits.sub_(lse[:, None])
+        entropy_N = -logp.exp().mul_(logp).sum(-1) if entropy else None
+        squares_N = logp.exp_().square_().sum(-1) if squares else None
+    return LogitsRead(chosen, lse, entropy_N, squares_N)
+
+
+def logit_slopes(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float | Tensor,
+    cap: float | None,
+    lse_N: Tensor,
+    entropy_N: Tensor,
+    grad_logprobs_N: Tensor,
+    grad_entropy_N: Tensor | None,
+) -> Tensor:
+    """Return the gradient of the logits of a chunk, which may be overwritten, `[N, V]` in their
+    dtype.
+
+    Args:
+        temperature, cap: as in `read_logits`, which has returned `lse_N` and `entropy_N`.
+        grad_logprobs_N: gradient of the log-probs, and `grad_entropy_N` that of the entropies or
+            None.
+    """
+    logits = soft_cap(logits_NV.float(), cap)
+    slope = None if cap is None else slope_of_cap(logits, cap)
+    logp = logits.div_(temperature).sub_(lse_N[:, None])
+    probs = logp.exp()
+    factor = grad_logprobs_N[:, None]
+    if grad_entropy_N is not None:
+        # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
+        surprise = logp.add_(entropy_N[:, None])
+        grad = probs.mul_(surprise.mul_(-grad_entropy_N[:, None]).sub_(factor))
+    else:
+        grad = probs.mul_(-factor)
+    grad.scatter_add_(-1, targets_N[:, None], factor)
+    grad = grad.div_(temperature)
+    return (grad if slope is None else grad.mul_(slope)).to(logits_NV.dtype)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """Autograd function that computes the logits of a chunk again in the backward pass.
 
@@ -112,35 +199,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         temperature: float | Tensor,
-        how: tuple[int, float | None],
+        chunks: LogitChunks,
         also: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probs, entropies and sums of squared probabilities, each `[N]`; keep no
         logits.
 
-        `how` is `(chunk_tokens, cap)`. `also` says whether to compute entropies, and sums of
-        squares; what is not computed is 0.
+        `also` says whether to compute entropies, and sums of squares; what is not computed is 0.
         """
-        (chunk_tokens, cap), (entropy, squares), size = how, also, len(targets_N)
+        read, size = chunks.read or read_logits, len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)
         entropy_N, squares_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
-        for i in range(0, size, chunk_tokens):
-            part = slice(i, i + chunk_tokens)
-            logits = soft_cap(linear(hidden_ND[part], weight_VD, bias_V).float(), cap)
-            logits = logits.div_(_of(temperature, part))
-            lse = logits.logsumexp(-1)
-            lse_N[part] = lse
-            logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
-            if entropy or squares:
-                # lse - E[logits] would lose a small entropy to cancellation.
-                logp = logits.sub_(lse[:, None])
-                if entropy:
-                    entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
-                if squares:
-                    squares_N[part] = logp.exp_().square_().sum(-1)
+        for i in range(0, size, chunks.tokens):
+            part = slice(i, i + chunks.tokens)
+            logits = linear(hidden_ND[part], weight_VD, bias_V)
+            found = read(logits, targets_N[part], _of(temperature, part), chunks.cap, also)
+            logprobs_N[part], lse_N[part] = found.logprobs, found.lse
+            if found.entropy is not None:
+                entropy_N[part] = found.entropy
+            if found.squares is not None:
+                squares_N[part] = found.squares
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
-        ctx.temperature, ctx.how = temperature, how
+        ctx.temperature, ctx.chunks = temperature, chunks
         # The gradient of an entropy that is only reported stays None and costs nothing.
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(squares_N)
@@ -152,7 +233,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
         grad_logprobs_N, grad_entropy_N, _ = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
-        chunk_tokens, cap = ctx.how
+        chunks: LogitChunks = ctx.chunks
+        slopes = chunks.slopes or logit_slopes
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
@@ -161,24 +243,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         learns = ctx.needs_input_grad[1]
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        for i in range(0, len(targets_N), chunk_tokens):
-            part = slice(i, i + chunk_tokens)
+        for i in range(0, len(targets_N), chunks.tokens):
+            part = slice(i, i + chunks.tokens)
             hidden = hidden_ND[part]
-            logits = soft_cap(linear(hidden, weight_VD, bias_V).float(), cap)
-            slope = None if cap is None else slope_of_cap(logits, cap)
-            logits = logits.div_(_of(ctx.temperature, part))
-            logp = logits.sub_(lse_N[part, None])
-            probs = logp.exp()
-            factor = grad_logprobs_N[part, None]
-            if grad_entropy_N is not None:
-                # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
-                surprise = logp.add_(entropy_N[part, None])
-                grad = probs.mul_(surprise.mul_(-grad_entropy_N[part, None]).sub_(factor))
-            else:
-                grad = probs.mul_(-factor)
-            grad.scatter_add_(-1, targets_N[part, None], factor)
-            grad = grad.div_(_of(ctx.temperature, part))
-            grad = (grad if slope is None else grad.mul_(slope)).to(hidden.dtype)
+            grad = slopes(
+                linear(hidden, weight_VD, bias_V),
+                targets_N[part],
+                _of(ctx.temperature, part),
+                chunks.cap,
+                lse_N[part],
+                entropy_N[part],
+                grad_logprobs_N[part],
+                None if grad_entropy_N is None else grad_entropy_N[part],
+            )
             grad_hidden_ND[part] = grad @ weight_VD
             if grad_weight_VD is not None:
                 grad_weight_VD += grad.T @ hidden

@@ -47,8 +47,9 @@ class ModelConfig(Config):
     installed and the GPUs, the dtype, the model and the rows allow it, else sdpa; config.yaml names
     the kernel that was chosen. Megatron has a kernel of its own and accepts no other."""
     compile: bool = False
-    """Compile the layers with torch.compile when they first run, where the model is trained or
-    scored by hf, fsdp2 (without `tp`) or deepspeed. Engines do not look at it."""
+    """Compile the layers, and what a policy reads of its logits, with torch.compile when they first
+    run, where the model is trained or scored by hf, fsdp2 (without `tp`) or deepspeed. Engines do
+    not look at it."""
     lora: LoraConfig | None = None
     """Adapter to train in place of the weights, which stay unchanged. A role that does not train
     loads the model without the adapter."""

@@ -1,7 +1,8 @@
 """torch.compile of the layers of a Hugging Face model, one by one (regional compilation).
 
 All layers of a kind share their code, so each part of it is compiled once, whatever the number of
-layers. Embeddings, head, the chunked log-probs and attention stay as they are.
+layers. Embeddings, head and attention stay as they are; compiled_logits.py has what is read of the
+logits.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def compile_layers(model: PreTrainedModel, config: ModelConfig) -> list[nn.Modul
             f"model.compile: model type {kind!r} does not say what its layers are; leave out "
             "`compile`"
         )
-    _prepare()
+    prepare()
     for layer in layers:
         for name, module in layer.named_modules():
             if name.rpartition(".")[2] == _EXPERTS:
@@ -85,8 +86,8 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in language_model(model).modules() if type(module).__name__ in units]
 
 
-def _prepare() -> None:
-    """Set PyTorch's compiler up for this process."""
+def prepare() -> None:
+    """Set PyTorch's compiler up for this thread."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor

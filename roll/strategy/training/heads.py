@@ -16,6 +16,7 @@ from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.teacher_divergence import Comparison, divergences
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
+from roll.models.kernels.compiled_logits import compiled_chunks
 from roll.models.load import (
     CRITIC,
     REWARD_MODEL,
@@ -60,15 +61,22 @@ class PolicyModel(TokenModel[PolicyTerms]):
         self.model = model
         self.tower = tower
         self.last_mlp = last_mlp.find(model)
-        self._chunk_tokens = chunk_tokens
         self._compared = compared
         # In a tuple, so that the parts are not registered a second time under other names.
         self._parts = split_head(model)
+        self._chunks = logprobs.LogitChunks(chunk_tokens, self._parts[1].cap)
         if temperature <= 0:
             raise ConfigError(
                 f"temperature {temperature} has no log-probs (greedy); set it above 0 to train"
             )
         self._temperature = temperature
+
+    def compile_layers(self, config: ModelConfig) -> list[nn.Module]:
+        """Compile what is read of the logits, too."""
+        layers = super().compile_layers(config)
+        if layers:
+            self._chunks = compiled_chunks(self._chunks)
+        return layers
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
@@ -83,10 +91,9 @@ class PolicyModel(TokenModel[PolicyTerms]):
             head.bias_V,
             targets_N,
             temperature=(self._temperature if own_N is None else own_N) * head.divisor,
-            chunk_tokens=self._chunk_tokens,
+            chunks=self._chunks,
             entropy=request.entropy,
             squares=request.squares,
-            cap=head.cap,
         )
         if request.teacher_outputs is None:
             return ModelOutputs(logprobs_N, entropy_N, squares=squares_N)
@@ -98,7 +105,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
             request.teacher_outputs,
             self._compared,
             divisor=head.divisor,
-            chunk_tokens=self._chunk_tokens,
+            chunk_tokens=self._chunks.tokens,
             cap=head.cap,
         )
         return ModelOutputs(logprobs_N, entropy_N, divergence_N, squares_N)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.algorithms import logprobs
-from roll.algorithms.logprobs import from_logits, positions
+from roll.algorithms.logprobs import LogitChunks, from_logits, positions
 from roll.algorithms.loss_interface import PolicyTerms
 
 B, T, D, V = 3, 7, 8, 11
@@ -31,6 +31,7 @@ def from_hidden(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, at: Tensor, **options: Any
 ) -> PolicyTerms:
     """At their places, `[B, T]`."""
+    options["chunks"] = LogitChunks(options.pop("chunk_tokens"), options.pop("cap", None))
     logprobs_N, entropy_N, squares_N = logprobs.from_hidden(
         hidden.flatten(0, 1)[at - 1], weight, bias, tokens.flatten()[at], **options
     )

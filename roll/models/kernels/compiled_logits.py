@@ -1,0 +1,104 @@
+"""torch.compile of what is read of the logits of a chunk, and of their gradient.
+
+The functions of `roll.algorithms.logprobs` go through the logits in memory about ten times, with
+one operation after another. Compiled, each reads them once or twice: on GPUs that is one Triton
+kernel, which PyTorch writes. They compute the same formulas, without changing logits in place,
+which compiled code would have to write back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.logprobs import LogitChunks, LogitsRead
+from roll.models.kernels.compiled import prepare
+
+_threads = threading.local()
+
+
+def compiled_chunks(chunks: LogitChunks) -> LogitChunks:
+    """Return the chunks with functions that are compiled when they first run.
+
+    Sizes are unknowns of the compiled code, so chunks of other lengths do not compile it again.
+    """
+    read: Any = torch.compile(_plain_read, dynamic=True)
+    slopes: Any = torch.compile(_plain_slopes, dynamic=True)
+    return replace(chunks, read=partial(_read, read), slopes=partial(_slopes, slopes))
+
+
+def _read(
+    compiled: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float | Tensor,
+    cap: float | None,
+    also: tuple[bool, bool],
+) -> LogitsRead:
+    """Read logits; see `read_logits`. Entropies and squares are read in any case, because compiled
+    code computes them on the way; those that nobody asked for are left out of the result."""
+    _prepare_thread()
+    logprobs, lse, entropy, squares = compiled(logits_NV, targets_N, temperature, cap)
+    return LogitsRead(logprobs, lse, entropy if also[0] else None, squares if also[1] else None)
+
+
+def _slopes(compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Return the gradient of logits; arguments as for `logit_slopes`."""
+    _prepare_thread()
+    return compiled(*arguments)
+
+
+def _prepare_thread() -> None:
+    """Set the compiler up once in each thread: the backward pass of a GPU has one of its own."""
+    if not getattr(_threads, "prepared", False):
+        prepare()
+        _threads.prepared = True
+
+
+def _bounded(logits_NV: Tensor, cap: float | None) -> Tensor:
+    """Return the logits in float32, bounded as by `soft_cap`."""
+    logits = logits_NV.float()
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _plain_read(
+    logits_NV: Tensor, targets_N: Tensor, temperature: float | Tensor, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-probs, log-sum-exp, entropies and sums of squared probabilities, each `[N]`."""
+    logits = _bounded(logits_NV, cap) / temperature
+    lse = logits.logsumexp(-1)
+    chosen = logits.gather(-1, targets_N[:, None]).squeeze(-1) - lse
+    logp = logits - lse[:, None]
+    probs = logp.exp()
+    return chosen, lse, -(probs * logp).sum(-1), probs.square().sum(-1)
+
+
+def _plain_slopes(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float | Tensor,
+    cap: float | None,
+    lse_N: Tensor,
+    entropy_N: Tensor,
+    grad_logprobs_N: Tensor,
+    grad_entropy_N: Tensor | None,
+) -> Tensor:
+    """Return the gradient of the logits, `[N, V]` in their dtype."""
+    logits = _bounded(logits_NV, cap)
+    logp = logits / temperature - lse_N[:, None]
+    probs = logp.exp()
+    ids_V = torch.arange(logits.shape[-1], device=logits.device)
+    hit_NV = (ids_V == targets_N[:, None]).float()
+    grad = (hit_NV - probs) * grad_logprobs_N[:, None]
+    if grad_entropy_N is not None:
+        grad = grad - probs * (logp + entropy_N[:, None]) * grad_entropy_N[:, None]
+    grad = grad / temperature
+    if cap is not None:
+        grad = grad * (1 - (logits / cap).square())
+    return grad.to(logits_NV.dtype)
