@@ -62,7 +62,7 @@ def test_other_lengths_and_numbers_of_rows_are_not_compiled_again(results: Resul
     run, ranks = results
     for rank in ranks:
         first, last = rank[run.case]["compiled"]["graphs"]
-        assert 0 < first <= 12
+        assert 0 < first <= 14
         assert last == first
 
 

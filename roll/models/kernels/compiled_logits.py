@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.algorithms.logprobs import LogitChunks, LogitsRead
+from roll.algorithms.logprobs import LogitChunks, LogitsRead, logit_slopes, read_logits
 from roll.models.kernels.compiled import prepare
 
 _threads = threading.local()
@@ -43,15 +43,19 @@ def _read(
 ) -> LogitsRead:
     """Read logits; see `read_logits`. Entropies and squares are read in any case, because compiled
     code computes them on the way; those that nobody asked for are left out of the result."""
+    if len(targets_N) == 1:  # the compiler takes a size of one for a constant
+        return read_logits(logits_NV, targets_N, temperature, cap, also)
     _prepare_thread()
     logprobs, lse, entropy, squares = compiled(logits_NV, targets_N, temperature, cap)
     return LogitsRead(logprobs, lse, entropy if also[0] else None, squares if also[1] else None)
 
 
-def _slopes(compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def _slopes(compiled: Callable[..., Tensor], logits_NV: Tensor, *arguments: Any) -> Tensor:
     """Return the gradient of logits; arguments as for `logit_slopes`."""
+    if len(logits_NV) == 1:  # see `_read`
+        return logit_slopes(logits_NV, *arguments)
     _prepare_thread()
-    return compiled(*arguments)
+    return compiled(logits_NV, *arguments)
 
 
 def _prepare_thread() -> None:
