@@ -47,9 +47,9 @@ from roll.config.sections.strategy import Fsdp2Config
 from roll.config.sections.training import TrainRole
 from roll.core.batches import TrainBatch
 from roll.models.kernels.choice import offer_of
-from roll.models.kernels.compiled_logits import compiled_chunks
 from roll.platform.machine import free_port
 from roll.strategy.build import build_train
+from roll.strategy.training.compiled_logits import compiled_chunks
 from roll.strategy.training.heads import PolicyHead
 from tests.contract.ranks import make_spec
 

@@ -34,7 +34,7 @@ def positions(needed_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogitChunks:
-    """How logits are computed and read: at most so many tokens at a time, by these functions."""
+    """Way in which logits are computed and read: so many tokens at a time, by these functions."""
 
     tokens: int
     """Number of tokens of a chunk, at least 1."""
@@ -105,7 +105,7 @@ def slope_of_cap(capped: Tensor, cap: float) -> Tensor:
 
 
 class LogitsRead(NamedTuple):
-    """What is read of the logits of some tokens, each float32 `[N]`."""
+    """Numbers that are read of the logits of some tokens, each float32 `[N]`."""
 
     logprobs: Tensor
     lse: Tensor

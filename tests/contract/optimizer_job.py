@@ -29,8 +29,8 @@ from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.update import Update
-from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
+from roll.strategy.training.saved.checkpoint_state import save_now
 from tests.contract.backends import TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
 from tests.tiny import tiny_qwen3

@@ -1,8 +1,8 @@
 """Checkpoints of a DeepSpeed model, loadable with any number of ranks and any ZeRO stage.
 
 A checkpoint holds a file of each rank (`shards.py`) and the files that all backends write
-(`strategy/training/checkpoint_state.py`). No tensor is gathered: each rank reads its pieces from
-the files of all ranks.
+(`strategy/training/saved/checkpoint_state.py`). No tensor is gathered: each rank reads its pieces
+from the files of all ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from roll.strategy.deepspeed.shards import Shards, file_of, write
 from roll.strategy.deepspeed.update import Update
 from roll.strategy.interfaces import Saving
 from roll.strategy.tensor_names import trained
-from roll.strategy.training.checkpoint_state import begin, host_copy, saving
-from roll.strategy.training.random_states import set_random_states
+from roll.strategy.training.saved.checkpoint_state import begin, host_copy, saving
+from roll.strategy.training.saved.random_states import set_random_states
 
 
 def begin_save(

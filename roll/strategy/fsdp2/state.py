@@ -1,7 +1,7 @@
 """Checkpoints of an FSDP2 model.
 
 A checkpoint holds the shards of every rank, written by `torch.distributed.checkpoint`, and the
-files of `strategy/training/checkpoint_state.py`.
+files of `strategy/training/saved/checkpoint_state.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from roll.strategy.fsdp2.reference_copy import ReferenceCopy
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.interfaces import Saving
 from roll.strategy.tensor_names import trained
-from roll.strategy.training.checkpoint_state import begin, host_copy, saving
-from roll.strategy.training.random_states import set_random_states
+from roll.strategy.training.saved.checkpoint_state import begin, host_copy, saving
+from roll.strategy.training.saved.random_states import set_random_states
 
 _TABLE = 256
 """Elements of the largest tensor of a state that does not depend on the parameter's size."""

@@ -34,10 +34,10 @@ from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.interfaces import Saving
 from roll.strategy.training import forward
-from roll.strategy.training.checkpoint_state import save_now, save_trained
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
+from roll.strategy.training.saved.checkpoint_state import save_now, save_trained
 from roll.strategy.training.teacher_forward import output_head
 from roll.weight_sync.manifest import Manifest
 

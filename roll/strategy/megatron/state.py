@@ -1,8 +1,8 @@
 """Checkpoints and Hugging Face folders of a Megatron-Core model.
 
 A checkpoint holds the folder `model` of `mcore_adapter.checkpoint` and the files of
-`strategy/training/checkpoint_state.py`. Every rank writes its own part to `model`. A run with any
-other layout can load the checkpoint.
+`strategy/training/saved/checkpoint_state.py`. Every rank writes its own part to `model`. A run with
+any other layout can load the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from roll.strategy.interfaces import Saving
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
-from roll.strategy.training.checkpoint_state import (
+from roll.strategy.training.saved.checkpoint_state import (
     GENERATION_FILES,
     begin,
     copy_files,
     save_companions,
     saving,
 )
-from roll.strategy.training.random_states import set_random_states
+from roll.strategy.training.saved.random_states import set_random_states
 
 
 def begin_save(

@@ -38,9 +38,9 @@ from roll.strategy.megatron.outputs import Reader, classifier_of, reader_of
 from roll.strategy.megatron.passes import of_all_tokens, places, run
 from roll.strategy.megatron.teacher import output_head
 from roll.strategy.megatron.update import Update
-from roll.strategy.training.checkpoint_state import save_now
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics, weighted_sum
+from roll.strategy.training.saved.checkpoint_state import save_now
 from roll.strategy.training.token_model import ModelOutputs
 from roll.weight_sync.manifest import Manifest
 

@@ -16,7 +16,6 @@ from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.teacher_divergence import Comparison, divergences
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
-from roll.models.kernels.compiled_logits import compiled_chunks
 from roll.models.load import (
     CRITIC,
     REWARD_MODEL,
@@ -28,6 +27,7 @@ from roll.models.load import (
 from roll.models.parts import last_mlp
 from roll.models.parts.head import split_head, split_value_head
 from roll.models.vision.tower import Tower, find_tower
+from roll.strategy.training.compiled_logits import compiled_chunks
 from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from roll.algorithms.logprobs import LogitChunks, from_hidden
-from roll.models.kernels.compiled_logits import compiled_chunks
+from roll.strategy.training.compiled_logits import compiled_chunks
 
 N, D, V = 23, 8, 40
 Numbers = tuple[list[Tensor], list[Tensor]]

@@ -38,7 +38,7 @@ from roll.strategy.further_layers import further_layers
 from roll.strategy.hf_folder import folder_of
 from roll.strategy.hf_weights import write_weights
 from roll.strategy.interfaces import Saving
-from roll.strategy.training.random_states import random_states, read_random_states
+from roll.strategy.training.saved.random_states import random_states, read_random_states
 from roll.weight_sync.manifest import Manifest, TensorMeta
 
 GENERATION_FILES = ("generation_config.json",)
