@@ -47,11 +47,13 @@ def test_a_process_that_ends_by_itself_while_it_is_killed_is_no_error() -> None:
 # In a process of its own, because process groups belong to a process.
 GROUPS = """
 import os
+import time
 import torch
 import torch.distributed as dist
 from roll.strategy.vllm.compat import one_gloo_thread
 
 def count():
+    time.sleep(2)  # a thread names itself some time after it was started
     names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
     return sum(name.startswith("gloo_tcp_loop") for name in names)
 
