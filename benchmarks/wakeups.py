@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -64,8 +65,9 @@ def switches(pid: int) -> int:
     """Return how often the threads of a process have been put to sleep or interrupted."""
     count = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        lines = status.read_text().splitlines()
-        count += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+        with suppress(OSError):  # a thread that has just ended
+            lines = status.read_text().splitlines()
+            count += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
     return count
 
 

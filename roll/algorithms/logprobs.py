@@ -32,6 +32,86 @@ def positions(needed_BT: Tensor) -> Tensor:
     return flat.flatten().nonzero().flatten()
 
 
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """Bound logits in place to `cap * tanh(logits / cap)`, as gemma does; None: no bound."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def slope_of_cap(capped: Tensor, cap: float) -> Tensor:
+    """Return the derivative of bounded logits by the logits, given the bounded ones."""
+    return (capped / cap).square_().neg_().add_(1.0)
+
+
+class LogitChunk(NamedTuple):
+    """Logits of some tokens as the output head returns them, and what they are read with."""
+
+    logits: Tensor
+    """Logits `[N, V]`, which a reader may overwrite."""
+    targets: Tensor
+    """Ids `[N]` of the tokens."""
+    temperature: float | Tensor
+    """Number, or column `[N, 1]`, that divides the bounded logits."""
+    cap: float | None
+    """Bound of the logits before the temperature, see `soft_cap`; None: there is none."""
+
+
+class LogitsRead(NamedTuple):
+    """Numbers that are read of the logits of some tokens, each float32 `[N]`."""
+
+    logprobs: Tensor
+    lse: Tensor
+    """Log-sum-exp of the logits, bounded and divided."""
+    entropy: Tensor | None
+    squares: Tensor | None
+    """Sum of the squared probabilities."""
+
+
+def read_logits(chunk: LogitChunk, also: tuple[bool, bool]) -> LogitsRead:
+    """Read log-probs of a chunk and, as `also` says, entropies and sums of squares."""
+    entropy, squares = also
+    logits = soft_cap(chunk.logits.float(), chunk.cap).div_(chunk.temperature)
+    lse = logits.logsumexp(-1)
+    chosen = logits.gather(-1, chunk.targets[:, None]).squeeze(-1) - lse
+    entropy_N = squares_N = None
+    if entropy or squares:
+        # lse - E[logits] would lose a small entropy to cancellation.
+        logp = logits.sub_(lse[:, None])
+        entropy_N = -logp.exp().mul_(logp).sum(-1) if entropy else None
+        squares_N = logp.exp_().square_().sum(-1) if squares else None
+    return LogitsRead(chosen, lse, entropy_N, squares_N)
+
+
+def logit_slopes(
+    chunk: LogitChunk,
+    lse_N: Tensor,
+    entropy_N: Tensor,
+    grad_logprobs_N: Tensor,
+    grad_entropy_N: Tensor | None,
+) -> Tensor:
+    """Return the gradient of the logits of a chunk, `[N, V]` in their dtype.
+
+    Args:
+        lse_N: what `read_logits` has returned, and so `entropy_N`.
+        grad_logprobs_N: gradient of the log-probs, and `grad_entropy_N` that of the entropies or
+            None.
+    """
+    cap, temperature = chunk.cap, chunk.temperature
+    logits = soft_cap(chunk.logits.float(), cap)
+    slope = None if cap is None else slope_of_cap(logits, cap)
+    logp = logits.div_(temperature).sub_(lse_N[:, None])
+    probs = logp.exp()
+    factor = grad_logprobs_N[:, None]
+    if grad_entropy_N is not None:
+        # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
+        surprise = logp.add_(entropy_N[:, None])
+        grad = probs.mul_(surprise.mul_(-grad_entropy_N[:, None]).sub_(factor))
+    else:
+        grad = probs.mul_(-factor)
+    grad.scatter_add_(-1, chunk.targets[:, None], factor)
+    grad = grad.div_(temperature)
+    return (grad if slope is None else grad.mul_(slope)).to(chunk.logits.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class LogitChunks:
     """Way in which logits are computed and read: so many tokens at a time, by these functions."""
@@ -40,10 +120,8 @@ class LogitChunks:
     """Number of tokens of a chunk, at least 1."""
     cap: float | None = None
     """Bound of the logits before the temperature, see `soft_cap`; None: there is none."""
-    read: ReadLogits | None = None
-    """Function that takes the place of `read_logits`; None: none does."""
-    slopes: LogitSlopes | None = None
-    """Function that takes the place of `logit_slopes`; None: none does."""
+    read: Callable[[LogitChunk, tuple[bool, bool]], LogitsRead] = read_logits
+    slopes: Callable[[LogitChunk, Tensor, Tensor, Tensor, Tensor | None], Tensor] = logit_slopes
 
 
 def from_hidden(
@@ -94,96 +172,6 @@ def from_logits(
     )
 
 
-def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """Bound logits in place to `cap * tanh(logits / cap)`, as gemma does; None: no bound."""
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-
-def slope_of_cap(capped: Tensor, cap: float) -> Tensor:
-    """Return the derivative of bounded logits by the logits, given the bounded ones."""
-    return (capped / cap).square_().neg_().add_(1.0)
-
-
-class LogitsRead(NamedTuple):
-    """Numbers that are read of the logits of some tokens, each float32 `[N]`."""
-
-    logprobs: Tensor
-    lse: Tensor
-    """Log-sum-exp of the logits, bounded and divided."""
-    entropy: Tensor | None
-    squares: Tensor | None
-    """Sum of the squared probabilities."""
-
-
-ReadLogits = Callable[[Tensor, Tensor, float | Tensor, float | None, tuple[bool, bool]], LogitsRead]
-"""Type of `read_logits`."""
-LogitSlopes = Callable[
-    [Tensor, Tensor, float | Tensor, float | None, Tensor, Tensor, Tensor, Tensor | None], Tensor
-]
-"""Type of `logit_slopes`."""
-
-
-def read_logits(
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    temperature: float | Tensor,
-    cap: float | None,
-    also: tuple[bool, bool],
-) -> LogitsRead:
-    """Read the logits of a chunk, which may be overwritten.
-
-    Args:
-        temperature: number, or column `[N, 1]`, that divides the logits.
-        cap: as in `LogitChunks`.
-        also: whether to read entropies, and sums of squares.
-    """
-    entropy, squares = also
-    logits = soft_cap(logits_NV.float(), cap).div_(temperature)
-    lse = logits.logsumexp(-1)
-    chosen = logits.gather(-1, targets_N[:, None]).squeeze(-1) - lse
-    entropy_N = squares_N = None
-    if entropy or squares:
-        # lse - E[logits] would lose a small entropy to cancellation.
-        logp = logits.sub_(lse[:, None])
-        entropy_N = -logp.exp().mul_(logp).sum(-1) if entropy else None
-        squares_N = logp.exp_().square_().sum(-1) if squares else None
-    return LogitsRead(chosen, lse, entropy_N, squares_N)
-
-
-def logit_slopes(
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    temperature: float | Tensor,
-    cap: float | None,
-    lse_N: Tensor,
-    entropy_N: Tensor,
-    grad_logprobs_N: Tensor,
-    grad_entropy_N: Tensor | None,
-) -> Tensor:
-    """Return the gradient of the logits of a chunk, which may be overwritten, `[N, V]` in their
-    dtype.
-
-    Args:
-        temperature, cap: as in `read_logits`, which has returned `lse_N` and `entropy_N`.
-        grad_logprobs_N: gradient of the log-probs, and `grad_entropy_N` that of the entropies or
-            None.
-    """
-    logits = soft_cap(logits_NV.float(), cap)
-    slope = None if cap is None else slope_of_cap(logits, cap)
-    logp = logits.div_(temperature).sub_(lse_N[:, None])
-    probs = logp.exp()
-    factor = grad_logprobs_N[:, None]
-    if grad_entropy_N is not None:
-        # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
-        surprise = logp.add_(entropy_N[:, None])
-        grad = probs.mul_(surprise.mul_(-grad_entropy_N[:, None]).sub_(factor))
-    else:
-        grad = probs.mul_(-factor)
-    grad.scatter_add_(-1, targets_N[:, None], factor)
-    grad = grad.div_(temperature)
-    return (grad if slope is None else grad.mul_(slope)).to(logits_NV.dtype)
-
-
 class _ChunkedLogprobs(torch.autograd.Function):
     """Autograd function that computes the logits of a chunk again in the backward pass.
 
@@ -207,14 +195,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
         `also` says whether to compute entropies, and sums of squares; what is not computed is 0.
         """
-        read, size = chunks.read or read_logits, len(targets_N)
+        size = len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)
         entropy_N, squares_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
         for i in range(0, size, chunks.tokens):
             part = slice(i, i + chunks.tokens)
             logits = linear(hidden_ND[part], weight_VD, bias_V)
-            found = read(logits, targets_N[part], _of(temperature, part), chunks.cap, also)
+            chunk = LogitChunk(logits, targets_N[part], _of(temperature, part), chunks.cap)
+            found = chunks.read(chunk, also)
             logprobs_N[part], lse_N[part] = found.logprobs, found.lse
             if found.entropy is not None:
                 entropy_N[part] = found.entropy
@@ -234,7 +223,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_logprobs_N, grad_entropy_N, _ = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
         chunks: LogitChunks = ctx.chunks
-        slopes = chunks.slopes or logit_slopes
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
@@ -246,11 +234,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for i in range(0, len(targets_N), chunks.tokens):
             part = slice(i, i + chunks.tokens)
             hidden = hidden_ND[part]
-            grad = slopes(
-                linear(hidden, weight_VD, bias_V),
-                targets_N[part],
-                _of(ctx.temperature, part),
-                chunks.cap,
+            logits = linear(hidden, weight_VD, bias_V)
+            grad = chunks.slopes(
+                LogitChunk(logits, targets_N[part], _of(ctx.temperature, part), chunks.cap),
                 lse_N[part],
                 entropy_N[part],
                 grad_logprobs_N[part],

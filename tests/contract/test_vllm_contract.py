@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from roll.core.types import WorkerPart
+from roll.platform.processes import descendants
 from roll.strategy.vllm.arguments import engine_arguments
 from tests.contract.engine_rig import (
     PROMPT,
@@ -86,6 +88,23 @@ def test_vllm_understands_an_engine_on_two_nodes(tmp_path: Path, node: int) -> N
     assert (config.master_addr, config.master_port) == ("10.0.0.3", 24000)
     assert config.distributed_executor_backend == "mp"
     assert config.assigned_physical_gpu_ids == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_process_groups_of_an_engine_of_one_process_share_a_thread(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    rig = start("vllm", save_tiny_model(tmp_path, tied=False), loop, endpoint=None)
+    try:
+        assert_agrees(rig.generate()[0], rig.oracle)
+        threads = [
+            name.read_text().strip()
+            for pid in descendants(os.getpid())
+            for name in Path(f"/proc/{pid}/task").glob("*/comm")
+        ]
+        assert threads.count("gloo_tcp_loop") == 1
+    finally:
+        rig.run(rig.engine.close())
 
 
 @pytest.mark.slow

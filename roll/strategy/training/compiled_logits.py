@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.algorithms.logprobs import LogitChunks, LogitsRead, logit_slopes, read_logits
+from roll.algorithms.logprobs import (
+    LogitChunk,
+    LogitChunks,
+    LogitsRead,
+    logit_slopes,
+    read_logits,
+)
 from roll.models.kernels.compiled import prepare
 
 _threads = threading.local()
@@ -34,28 +40,23 @@ def compiled_chunks(chunks: LogitChunks) -> LogitChunks:
 
 
 def _read(
-    compiled: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    temperature: float | Tensor,
-    cap: float | None,
-    also: tuple[bool, bool],
+    compiled: Callable[[LogitChunk], LogitsRead], chunk: LogitChunk, also: tuple[bool, bool]
 ) -> LogitsRead:
     """Read logits; see `read_logits`. Entropies and squares are read in any case, because compiled
     code computes them on the way; those that nobody asked for are left out of the result."""
-    if len(targets_N) == 1:  # the compiler takes a size of one for a constant
-        return read_logits(logits_NV, targets_N, temperature, cap, also)
+    if len(chunk.targets) == 1:  # the compiler takes a size of one for a constant
+        return read_logits(chunk, also)
     _prepare_thread()
-    logprobs, lse, entropy, squares = compiled(logits_NV, targets_N, temperature, cap)
+    logprobs, lse, entropy, squares = compiled(chunk)
     return LogitsRead(logprobs, lse, entropy if also[0] else None, squares if also[1] else None)
 
 
-def _slopes(compiled: Callable[..., Tensor], logits_NV: Tensor, *arguments: Any) -> Tensor:
+def _slopes(compiled: Callable[..., Tensor], chunk: LogitChunk, *read: Any) -> Tensor:
     """Return the gradient of logits; arguments as for `logit_slopes`."""
-    if len(logits_NV) == 1:  # see `_read`
-        return logit_slopes(logits_NV, *arguments)
+    if len(chunk.targets) == 1:  # see `_read`
+        return logit_slopes(chunk, *read)
     _prepare_thread()
-    return compiled(logits_NV, *arguments)
+    return compiled(chunk, *read)
 
 
 def _prepare_thread() -> None:
@@ -71,38 +72,33 @@ def _bounded(logits_NV: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def _plain_read(
-    logits_NV: Tensor, targets_N: Tensor, temperature: float | Tensor, cap: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs, log-sum-exp, entropies and sums of squared probabilities, each `[N]`."""
-    logits = _bounded(logits_NV, cap) / temperature
+def _plain_read(chunk: LogitChunk) -> LogitsRead:
+    """Return all that can be read of the logits of a chunk."""
+    logits = _bounded(chunk.logits, chunk.cap) / chunk.temperature
     lse = logits.logsumexp(-1)
-    chosen = logits.gather(-1, targets_N[:, None]).squeeze(-1) - lse
+    chosen = logits.gather(-1, chunk.targets[:, None]).squeeze(-1) - lse
     logp = logits - lse[:, None]
     probs = logp.exp()
-    return chosen, lse, -(probs * logp).sum(-1), probs.square().sum(-1)
+    return LogitsRead(chosen, lse, -(probs * logp).sum(-1), probs.square().sum(-1))
 
 
 def _plain_slopes(
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    temperature: float | Tensor,
-    cap: float | None,
+    chunk: LogitChunk,
     lse_N: Tensor,
     entropy_N: Tensor,
     grad_logprobs_N: Tensor,
     grad_entropy_N: Tensor | None,
 ) -> Tensor:
-    """Return the gradient of the logits, `[N, V]` in their dtype."""
-    logits = _bounded(logits_NV, cap)
-    logp = logits / temperature - lse_N[:, None]
+    """Return the gradient of the logits of a chunk, `[N, V]` in their dtype."""
+    logits = _bounded(chunk.logits, chunk.cap)
+    logp = logits / chunk.temperature - lse_N[:, None]
     probs = logp.exp()
     ids_V = torch.arange(logits.shape[-1], device=logits.device)
-    hit_NV = (ids_V == targets_N[:, None]).float()
+    hit_NV = (ids_V == chunk.targets[:, None]).float()
     grad = (hit_NV - probs) * grad_logprobs_N[:, None]
     if grad_entropy_N is not None:
         grad = grad - probs * (logp + entropy_N[:, None]) * grad_entropy_N[:, None]
-    grad = grad / temperature
-    if cap is not None:
-        grad = grad * (1 - (logits / cap).square())
-    return grad.to(logits_NV.dtype)
+    grad = grad / chunk.temperature
+    if chunk.cap is not None:
+        grad = grad * (1 - (logits / chunk.cap).square())
+    return grad.to(chunk.logits.dtype)

@@ -126,9 +126,9 @@ def one_gloo_thread() -> Iterator[None]:
 
     Only for a model of one process, whose groups have nobody to talk to: they get an address of
     this machine alone. vLLM makes 13 groups also for one process, and each thread of gloo wakes a
-    hundred times a second, whether or not there is a message. That interrupted a policy that trains
-    on the same cores about 500 times a second (benchmarks/wakeups.py). PyTorch has no argument for
-    this, so the block replaces the class that it makes groups with.
+    hundred times a second, whether or not there is a message (benchmarks/wakeups.py), and
+    interrupts a policy that trains on the same cores. PyTorch has no argument for this, so the
+    block replaces the class that it makes groups with.
     """
     from torch.distributed import distributed_c10d
 
