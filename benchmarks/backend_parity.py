@@ -129,6 +129,8 @@ class WeightedLikelihood:
     """Loss for the comparison: log-likelihood weighted by advantages, all above zero, and an
     entropy bonus."""
 
+    reads_entropy = True
+
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         advantages_BT = batch.require("advantages", made_by="batches")
         assert terms.entropy_BT is not None

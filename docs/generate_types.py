@@ -123,7 +123,7 @@ WITH_CONFIG = ("Pipeline", "Config")
 """Endings of the names of pipelines and of their configs, which have a table of their own."""
 SHAPE = re.compile(r",? ?(bool|int64|float(?:32|64)?) `(\[[A-Z, ]+\])`")
 """Type and shape in the text of a tensor."""
-CLASS_ATTRIBUTES = ("needs", "reads_advantages", "whole_sequences")
+CLASS_ATTRIBUTES = ("needs", "reads_advantages", "reads_entropy", "whole_sequences")
 """Those of the bases that a part may set."""
 LETTERS = re.compile(r"_([A-Z]+)$")
 

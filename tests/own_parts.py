@@ -90,6 +90,7 @@ class Nearness(LossTerm):
 
     needs = frozenset({Need.REFERENCE})
     reads_advantages = False
+    reads_entropy = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         ref_BT = batch.require("ref_logprobs", made_by="add_logprobs")

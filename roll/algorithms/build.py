@@ -34,6 +34,8 @@ class SumLoss:
     terms: tuple[LossTerm, ...]
     progress: float = 0.0
     """Part of the run that is done: 0 in the first step and 1 in the last."""
+    report_entropy: bool = True
+    """True if entropies are reported, and so read, even if no term uses them."""
 
     def __post_init__(self) -> None:
         parts = [_part(term) for term in self.terms]
@@ -45,6 +47,11 @@ class SumLoss:
     def at(self, progress: float) -> SumLoss:
         """Return the loss at another point of the run; see `progress`."""
         return replace(self, progress=progress)
+
+    @property
+    def reads_entropy(self) -> bool:
+        """True if the forward pass must compute entropies."""
+        return self.report_entropy or any(term.config.reads_entropy for term in self.terms)
 
     @property
     def needs_update(self) -> bool:
@@ -120,7 +127,10 @@ class SumLoss:
 def build_loss(config: AlgorithmConfig) -> SumLoss:
     """Build the sum of the loss terms that the config lists."""
     terms = enumerate(config.loss)
-    return SumLoss(tuple(LOSSES.build(term, f"algorithm.loss.{i}") for i, term in terms))
+    return SumLoss(
+        tuple(LOSSES.build(term, f"algorithm.loss.{i}") for i, term in terms),
+        report_entropy=config.report_entropy,
+    )
 
 
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -24,8 +24,8 @@ class PolicyTerms:
     logprobs_BT: Tensor
     """Natural log of the probability of token t given the tokens before it, float32 `[B, T]`."""
     entropy_BT: Tensor | None = None
-    """Entropy, in nats, of the distribution that token t was drawn from, float32 `[B, T]`; None in
-    passes that only score."""
+    """Entropy, in nats, of the distribution that token t was drawn from, float32 `[B, T]`; None
+    unless it was asked for."""
     divergence_BT: Tensor | None = None
     """Divergence of that distribution from the teacher's, in nats, float32 `[B, T]`; None without
     teachers."""
@@ -81,6 +81,19 @@ class TermsLoss(Protocol[T_contra, B_contra]):
 
 Loss = TermsLoss[PolicyTerms, RolloutBatch]
 """Loss of a policy."""
+
+
+@runtime_checkable
+class ReadsEntropy(Protocol):
+    """Loss that says whether it reads the entropies of a policy."""
+
+    @property
+    def reads_entropy(self) -> bool: ...
+
+
+def reads_entropy(loss: object) -> bool:
+    """Return whether a loss reads `PolicyTerms.entropy_BT`; one that does not say so does not."""
+    return isinstance(loss, ReadsEntropy) and loss.reads_entropy
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _pass(term: LossTerm, of: _Pass, what: str, *, prepared: bool = False) -> _F
     entropy_BT = of.entropy_BT.detach().requires_grad_()
     with case(what):
         rows = rows if prepared else loss.prepare(rows)
-        result = loss(PolicyTerms(logprobs_BT, entropy_BT), rows)
+        result = loss(PolicyTerms(logprobs_BT, entropy_BT if term.reads_entropy else None), rows)
     weights_BT = rows.require("token_weights", made_by="the check")
     total = (result.loss_BT * weights_BT).sum()
     by_logprob_BT, by_entropy_BT = torch.zeros_like(logprobs_BT), torch.zeros_like(entropy_BT)

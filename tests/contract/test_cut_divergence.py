@@ -176,8 +176,15 @@ def memory_of(kind: str) -> dict[str, int]:
         else:
             targets = torch.arange(tokens)
             logprobs, entropy, squares = token_logprobs(
-                logits, targets, vocab=2 * width, group=group, chunk=16, squares=True
+                logits,
+                targets,
+                vocab=2 * width,
+                group=group,
+                chunk=16,
+                entropy=True,
+                squares=True,
             )
+            assert entropy is not None
             assert squares is not None
             found = logprobs + entropy + squares
         found.sum().backward()

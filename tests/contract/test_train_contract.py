@@ -111,6 +111,18 @@ def test_no_split_of_the_work_changes_the_gradient(runs: Results, world: int) ->
 
 
 @pytest.mark.parametrize("world", WORLD_SIZES)
+def test_a_loss_that_reads_no_entropies_gets_none_and_has_its_own_gradient(
+    runs: Results, world: int
+) -> None:
+    result = runs[world][0]
+    start = result["export"]
+    unread = gradient(result["bonus"]["unread"], start)
+    assert relative_distance(unread, gradient(result["bonus"]["without weight"], start)) < 1e-6
+    assert relative_distance(unread, gradient(result["steps"]["whole"], start)) > 1e-3
+    assert "entropy" not in merged(runs[world], "bonus", "unread")
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
 def test_scores_follow_the_update_and_agree_with_hf(runs: Results, world: int) -> None:
     path = folder_of(runs) / "untied"
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -38,16 +38,24 @@ ADAM = AdamWConfig(lr=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=1)
 
 
 class EntropyBonusLoss:
-    """REINFORCE with an entropy bonus; `scale` infinite gives a gradient that is not finite."""
+    """REINFORCE with an entropy bonus; `scale` infinite gives a gradient that is not finite. With
+    `bonus` None the loss reads no entropies."""
 
-    def __init__(self, scale: float = 1.0) -> None:
-        self.scale = scale
+    def __init__(self, scale: float = 1.0, bonus: float | None = 0.1) -> None:
+        self.scale, self.bonus = scale, bonus
+
+    @property
+    def reads_entropy(self) -> bool:
+        return self.bonus is not None
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         advantages_BT = batch.require("advantages", made_by="train_batch")
-        assert terms.entropy_BT is not None
         policy_BT = -terms.logprobs_BT * advantages_BT * self.scale
-        entropy_BT = -0.1 * terms.entropy_BT
+        if self.bonus is None:
+            assert terms.entropy_BT is None, "nobody asked for entropies"
+            return TokenLoss(loss_BT=policy_BT)
+        assert terms.entropy_BT is not None
+        entropy_BT = -self.bonus * terms.entropy_BT
         return TokenLoss(
             loss_BT=policy_BT + entropy_BT,
             parts_BT={"policy": policy_BT, "entropy": entropy_BT},
@@ -131,6 +139,10 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
         "frozen": first.frozen_weights(),
         "export_tied": exported(backend.build(spec, tied)),
         "steps": _steps(backend, spec, untied),
+        "bonus": {
+            name: _one_step(backend, spec, untied, budget=SMALL_BUDGET, bonus=bonus)
+            for name, bonus in {"unread": None, "without weight": 0.0}.items()
+        },
         "bf16": _one_step(backend, spec, untied.model_copy(update={"dtype": "bfloat16"})),
         "checkpoint": _checkpoint(backend, spec, untied, folder),
         "other_model": _error_of_other_model(backend, spec, tied, folder),
@@ -162,13 +174,15 @@ def _one_step(
     spec: WorkerSpec,
     model: ModelConfig,
     batch: RolloutBatch | None = None,
+    *,
+    bonus: float | None = 0.1,
     **options: Any,
 ) -> dict[str, Any]:
     strategy = backend.build(spec, model, **options)
     rows = rows_of(strategy, batch or train_batch())
     # A score before the update must leave nothing behind, and one after it must see it.
     before = strategy.score(rows).logprobs_BT
-    metrics = strategy.train(rows, EntropyBonusLoss())
+    metrics = strategy.train(rows, EntropyBonusLoss(bonus=bonus))
     return {
         "before": before,
         "after": strategy.score(rows, entropy=True),

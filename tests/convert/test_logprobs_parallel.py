@@ -48,8 +48,13 @@ def on_ranks(temperature: float | None, chunk: int) -> tuple[Tensor, Tensor, Ten
     mine = logits.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
     settings: dict[str, Any] = {"vocab": VOCAB, "group": group, "chunk": chunk}
     divisor = EACH if temperature is None else temperature
-    found = token_logprobs(mine, targets, temperature=divisor, squares=True, **settings)
-    assert token_logprobs(mine, targets, **settings)[2] is None
+    found = token_logprobs(
+        mine, targets, temperature=divisor, entropy=True, squares=True, **settings
+    )
+    alone = token_logprobs(mine, targets, temperature=divisor, **settings)
+    assert alone[1:] == (None, None)
+    assert torch.equal(alone[0], found[0])
+    assert found[1] is not None
     assert found[2] is not None
     (found[0] * weights[0] + found[1] * weights[1]).sum().backward()
     assert mine.grad is not None
@@ -76,10 +81,11 @@ def test_a_small_entropy_beside_large_logits_is_not_lost() -> None:
     logits = torch.full((1, 1, VOCAB), 4096.0 - 20)
     logits[..., 3] = 4096.0
     found = token_logprobs(
-        logits, torch.tensor([[3]]), vocab=VOCAB, temperature=1.0, group=None, chunk=4
+        logits, torch.tensor([[3]]), vocab=VOCAB, temperature=1.0, chunk=4, entropy=True
     )
     logprobs = logits.double().log_softmax(-1)
     expected = -(logprobs.exp() * logprobs).sum(-1)
     # The entropy is 5.2e-7. The spacing of float32 at 4096 is 5e-4, at 1 it is 1.2e-7.
+    assert found[1] is not None
     torch.testing.assert_close(found[1].double(), expected, rtol=0, atol=6e-8)
     torch.testing.assert_close(found[0].double(), logprobs[..., 3], rtol=0, atol=6e-8)

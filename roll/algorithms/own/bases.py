@@ -61,7 +61,8 @@ class LossTerm(OwnLossConfig, ABC):
     A micro-batch holds any rows of an update, in any order, with any padding; the loss of an update
     is the sum over all of its tokens of loss times token weight. So the loss of a token must not
     depend on other rows. `reads_advantages = False` says that the term uses no advantages;
-    `whole_sequences = True`, that the loss of a token depends on other tokens of its row.
+    `reads_entropy = False`, that it uses no entropies; `whole_sequences = True`, that the loss of a
+    token depends on other tokens of its row.
     """
 
     @abstractmethod
@@ -71,7 +72,8 @@ class LossTerm(OwnLossConfig, ABC):
 
         Args:
             terms: `terms.logprobs_BT`, natural log of the probability of each token under the
-                policy that is trained; `terms.entropy_BT`, its entropy in nats.
+                policy that is trained; `terms.entropy_BT`, its entropy in nats, unless
+                `reads_entropy` is False.
             batch: rows of the update. `batch.advantages`, `batch.old_logprobs` (None with one
                 update per step: those of `terms`, detached, then) and `batch.ref_logprobs` (None
                 without a reference) are float32 `[B, T]`.

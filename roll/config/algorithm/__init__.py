@@ -176,6 +176,10 @@ class AlgorithmConfig(Config):
     kl_in_reward: KlInRewardConfig | None = None
     """Divergence from the reference as a penalty on the reward of every token, in place of a `kl`
     loss term. null: no penalty."""
+    report_entropy: bool = True
+    """Compute the entropy of the policy at every trained token, and report its mean (`entropy`). It
+    costs some passes over the logits of each update, and `roll report` cannot see that a policy
+    stops exploring without it. Terms that use entropies have them in any case."""
 
     @model_validator(mode="after")
     def _each_term_once(self) -> AlgorithmConfig:

@@ -21,6 +21,8 @@ class LossChoice(Choice):
     `couples_tokens`."""
     reads_advantages: ClassVar[bool] = True
     """True if the term uses the advantages of the samples."""
+    reads_entropy: ClassVar[bool] = False
+    """True if the term uses the entropies of the policy's distributions."""
     trains_pairs: ClassVar[bool] = False
     """True if the term compares two responses to each prompt; no others are trained on then."""
     compares_rewards: ClassVar[bool] = False

@@ -309,6 +309,7 @@ class EntropyConfig(LossChoice):
 
     kind: Literal["entropy"] = "entropy"
     reads_advantages: ClassVar[bool] = False
+    reads_entropy: ClassVar[bool] = True
     coef: float = Field(ge=0)
     """Factor of the entropy, which is in nats."""
 
@@ -335,6 +336,9 @@ class OwnLossConfig(OwnPart, LossChoice):
 
     sort: ClassVar[str] = "loss term"
     place: ClassVar[str] = "algorithm.loss"
+    reads_entropy: ClassVar[bool] = True
+    """True if the term uses the entropies of the policy's distributions, which are None without
+    `algorithm.report_entropy` if no term uses them."""
     coef: float = Field(default=1.0, ge=0)
     """Factor of the term in the loss."""
 

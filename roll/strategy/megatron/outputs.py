@@ -69,6 +69,7 @@ class Reader(ABC, Generic[T]):
         temperatures_M: Tensor | None,
         teachers: Sequence[TeacherOutputs] | None,
         *,
+        entropy: bool,
         squares: bool,
     ) -> ModelOutputs:
         """Compute the outputs of M tokens, float32 `[M]` each. Collective if ranks share the
@@ -79,7 +80,7 @@ class Reader(ABC, Generic[T]):
             tokens_M: ids of the tokens.
             temperatures_M: temperature of each token; None: that of the head.
             teachers: result of `teachers` for these tokens; None: no teacher has read the rows.
-            squares: as for `names`.
+            entropy: as for `names`, and so `squares`.
         """
 
     @abstractmethod
@@ -116,6 +117,7 @@ class PolicyReader(Reader[PolicyTerms]):
         temperatures_M: Tensor | None,
         teachers: Sequence[TeacherOutputs] | None,
         *,
+        entropy: bool,
         squares: bool,
     ) -> ModelOutputs:
         logprobs_M, entropy_M, squares_M = token_logprobs(
@@ -125,6 +127,7 @@ class PolicyReader(Reader[PolicyTerms]):
             temperature=self._head.temperature if temperatures_M is None else temperatures_M,
             chunk=self._head.chunk_tokens,
             group=groups.tensor_parallel(),
+            entropy=entropy,
             squares=squares,
         )
         if teachers is None:
@@ -163,6 +166,7 @@ class _NumberReader(Reader[T]):
         temperatures_M: Tensor | None,
         teachers: Sequence[TeacherOutputs] | None,
         *,
+        entropy: bool,
         squares: bool,
     ) -> ModelOutputs:
         return ModelOutputs(output_MS.squeeze(-1))

@@ -17,7 +17,7 @@ from mcore_adapter.modeling.data_parallel import gather_weights
 from mcore_adapter.modeling.model import seed_dropout
 from mcore_adapter.modeling.mtp import set_mtp_logits
 from roll.algorithms import logprobs
-from roll.algorithms.loss_interface import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss, reads_entropy
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
@@ -104,7 +104,9 @@ class MegatronStrategy(Generic[T]):
             outputs: Sequence[Tensor], micro: Micro[TokenBatch], rows: TokenBatch
         ) -> tuple[Tensor, list[Tensor]]:
             needed_BT = torch.arange(rows.tokens.shape[1]) < rows.lengths[:, None]
-            found = self._outputs(outputs[0], micro, rows, needed_BT, squares=squares)
+            found = self._outputs(
+                outputs[0], micro, rows, needed_BT, entropy=entropy, squares=squares
+            )
             return found.values.sum(), [getattr(found, name) for name in names]
 
         self._set_mode(training=False)
@@ -138,9 +140,12 @@ class MegatronStrategy(Generic[T]):
         metrics = LossMetrics(len(batch), info.dp_size)
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
+        entropy = reads_entropy(loss)
+
         def reduce(outputs: Sequence[Tensor], micro: Micro[B], rows: B) -> tuple[Tensor, None]:
             def terms_of(needed_BT: Tensor) -> T:
-                return self._reader.terms(self._outputs(outputs[0], micro, rows, needed_BT))
+                found = self._outputs(outputs[0], micro, rows, needed_BT, entropy=entropy)
+                return self._reader.terms(found)
 
             total = micro_loss(rows, terms_of, loss, metrics, self._device)
             if self._mtp_weight is not None:
@@ -250,6 +255,7 @@ class MegatronStrategy(Generic[T]):
         rows: TokenBatch,
         needed_BT: Tensor,
         *,
+        entropy: bool = False,
         squares: bool = False,
         ahead: int | None = None,
     ) -> ModelOutputs:
@@ -283,6 +289,7 @@ class MegatronStrategy(Generic[T]):
             tokens_M,
             temperatures_M,
             teachers,
+            entropy=entropy,
             squares=squares,
         )
 

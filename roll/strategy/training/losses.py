@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from roll.algorithms.loss_interface import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss, reads_entropy
 from roll.core.batches import TrainBatch
 from roll.strategy.training import forward, microbatch
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, micro_loss
@@ -45,13 +45,14 @@ def micro_losses(
     tower = forward.runs_tower(model, batch, partial(max_over_ranks, device=device))
     # Without pictures nothing else has a gradient; that of the blank one is zero.
     tower = tower or model.trains_tower_alone
+    entropy = reads_entropy(loss)
     parts = microbatch.plan_of(batch, max_tokens, packed=model.packs, border=model.border)
     passes = max_over_ranks(len(parts), device)
     for i in range(passes):
         if i < len(parts):
             micro = microbatch.take(batch, parts[i])
             terms_of = partial(
-                forward.token_terms, model, micro, device=device, entropy=True, tower=tower
+                forward.token_terms, model, micro, device=device, entropy=entropy, tower=tower
             )
             total = micro_loss(micro, terms_of, loss, metrics, device)
         else:

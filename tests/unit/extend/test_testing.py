@@ -182,6 +182,15 @@ class Peeking(LossTerm):
         return TokenLoss(terms.logprobs_BT.square() * old_BT.sum(1, keepdim=True))
 
 
+class Unread(LossTerm):
+    """Reads entropies, and says that it does not."""
+
+    reads_entropy = False
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        return TokenLoss(terms.logprobs_BT * terms.entropy_BT)  # type: ignore[operator]
+
+
 class Attached(LossTerm):
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         loss_BT = terms.logprobs_BT.square()
@@ -327,6 +336,7 @@ WRONG: list[tuple[Callable[[Any], object], Any, str]] = [
     (check_loss_term, Backwards(), "is a sign wrong?"),
     (check_loss_term, NeedsOld(), "one update per step (no old_logprobs): algorithm.loss: "),
     (check_loss_term, Peeking(), "numbers outside the loss mask change the loss inside"),
+    (check_loss_term, Unread(), "unsupported operand type(s) for *: 'Tensor' and 'NoneType'"),
     (check_loss_term, Attached(), "the metric size has a gradient; detach it"),
     (check_loss_term, own_parts.Scalar(), "expected a float tensor of shape [12, "),
     (check_reward_shaping, Ordered(), "rewards depend on the order of the samples"),

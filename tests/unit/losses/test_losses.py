@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from roll.algorithms import EntropyBonus, KlToReference, PpoClip, SumLoss, build_loss, token_weights
-from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss, reads_entropy
 from roll.algorithms.update_metrics import advantage_metrics
 from roll.config.algorithm import (
     Aggregation,
@@ -239,6 +239,20 @@ def test_what_was_not_computed_is_not_reported() -> None:
     )
     assert "entropy" not in result.metrics_BT
     assert "kl/ref" not in result.metrics_BT
+
+
+def test_entropies_are_read_for_the_report_and_for_terms_that_use_them() -> None:
+    def reads(*loss: dict[str, Any], **settings: Any) -> bool:
+        config = AlgorithmConfig.model_validate({"loss": loss, **settings})
+        return reads_entropy(build_loss(config))
+
+    policy, unread = {"kind": "ppo_clip"}, {"report_entropy": False}
+    assert reads(policy)
+    assert not reads(policy, **unread)
+    assert reads(policy, {"kind": "entropy", "coef": 0.01}, **unread)
+    assert reads({"kind": "tests.own_parts:Clipped"}, **unread)
+    assert not reads({"kind": "tests.own_parts:Nearness"}, **unread)
+    assert not reads_entropy(object())
 
 
 def test_missing_inputs_name_what_makes_them() -> None:

@@ -17,10 +17,11 @@ def token_logprobs(
     temperature: float | Tensor = 1.0,
     group: dist.ProcessGroup | None = None,
     chunk: int = 1024,
+    entropy: bool = False,
     squares: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return natural log-probabilities of the given tokens, and of each distribution the entropy
-    and the sum of squared probabilities.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return natural log-probabilities of the given tokens; and of each distribution, if asked for,
+    the entropy and the sum of squared probabilities.
 
     To save memory, only `chunk` tokens at a time are converted to fp32 and get a softmax, in the
     forward and in the backward pass. A call makes two small collectives, whatever the number of
@@ -34,19 +35,20 @@ def token_logprobs(
         temperature: number by which the logits are divided; or one for each token, float32 `[...]`.
         group: tensor parallel ranks, in the order of their columns; None: the logits are whole.
         chunk: number of tokens that are processed at a time.
+        entropy: also compute the entropies.
         squares: also compute the sums of squares.
 
     Returns:
-        Log-probabilities, entropies and sums of squares, float32 `[...]` each. The first two can be
-        differentiated, if all ranks pass the same gradients into them. The sums have no gradient;
-        they are None unless `squares` is True.
+        Log-probabilities, entropies and sums of squares, float32 `[...]` each; None for what was
+        not asked for. The first two can be differentiated, if all ranks pass the same gradients
+        into them. The sums have no gradient.
     """
     flat_N1 = temperature.reshape(-1, 1) if isinstance(temperature, Tensor) else temperature
     found = _TokenLogprobs.apply(
-        logits.flatten(0, -2), targets.flatten(), vocab, flat_N1, group, (chunk, squares)
+        logits.flatten(0, -2), targets.flatten(), vocab, flat_N1, group, chunk, (entropy, squares)
     )
-    logprobs, entropy, sums = (values.view(targets.shape) for values in found)
-    return logprobs, entropy, sums if squares else None
+    logprobs, entropies, sums = (values.view(targets.shape) for values in found)
+    return logprobs, entropies if entropy else None, sums if squares else None
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -60,12 +62,13 @@ class _TokenLogprobs(torch.autograd.Function):
         vocab: int,
         temperature: float | Tensor,
         group: dist.ProcessGroup | None,
-        how: tuple[int, bool],
+        chunk: int,
+        also: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probs of `targets_N`, entropy and sum of squares, `[N]`; ignore columns from
-        `vocab` on. A temperature for each token is `[N, 1]`. `how` is `(chunk, squares)`; without
-        `squares`, these sums are 0."""
-        (chunk, squares), width = how, logits_NV.shape[1]
+        `vocab` on. A temperature for each token is `[N, 1]`. `also` says whether to compute
+        entropies, and sums of squares; what is not computed means nothing."""
+        width = logits_NV.shape[1]
         start = 0 if group is None else dist.get_rank(group) * width
         columns = min(max(vocab - start, 0), width)
         ctx.scope = (columns, start, chunk)
@@ -78,7 +81,7 @@ class _TokenLogprobs(torch.autograd.Function):
         _all_reduce(top_N, dist.ReduceOp.MAX, group)
         sums_4N = torch.cat(
             [
-                _sums(rows[:, :columns].float() / heat, wanted - start, top, squares)
+                _sums(rows[:, :columns].float() / heat, wanted - start, top, also)
                 for (rows, wanted, heat), top in zip(parts, top_N.split(chunk), strict=True)
             ],
             dim=1,
@@ -113,7 +116,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if entropy_grad is not None:
                 found -= probs * (logprobs + entropy_N[rows, None]) * entropy_grad
             found_NV[rows, :columns] = (found / heat_N1[rows]).to(found_NV.dtype)
-        return found_NV, None, None, None, None, None
+        return found_NV, None, None, None, None, None, None
 
 
 def _top(rows_NV: Tensor) -> Tensor:
@@ -123,20 +126,21 @@ def _top(rows_NV: Tensor) -> Tensor:
     return rows_NV.amax(dim=1).float()
 
 
-def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor, squares: bool) -> Tensor:
+def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor, also: tuple[bool, bool]) -> Tensor:
     """Return this rank's sums over its columns, `[4, N]`.
 
     The rows are the sum of exp(x - top), the sum of exp(x - top) * (x - top), the target's x, which
-    is 0 if another rank has the target, and the sum of exp(x - top) ** 2, which is 0 unless
-    `squares` is True. With x in place of x - top, the entropy would be the difference of two large
-    numbers.
+    is 0 if another rank has the target, and the sum of exp(x - top) ** 2. The second and the fourth
+    are 0 unless `also` asks for entropies or squares. With x in place of x - top, the entropy would
+    be the difference of two large numbers.
     """
+    entropy, squares = also
     below_NV = scaled_NV - top_N[:, None]
     weights_NV = below_NV.exp()
     mine_N = (local_N >= 0) & (local_N < scaled_NV.shape[1])
     target_N = torch.zeros_like(top_N)
     target_N[mine_N] = scaled_NV[mine_N, local_N[mine_N]]
-    weighted_N = (weights_NV * below_NV).sum(dim=1)
+    weighted_N = (weights_NV * below_NV).sum(dim=1) if entropy else torch.zeros_like(top_N)
     squared_N = weights_NV.square().sum(dim=1) if squares else torch.zeros_like(top_N)
     return torch.stack([weights_NV.sum(dim=1), weighted_N, target_N, squared_N])
 
