@@ -20,9 +20,9 @@ Settings of both frameworks:
 - Nothing is recomputed in the backward pass. TRL recomputes by default, which takes less memory and
   more time.
 - TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
-  Our side processes pieces of 1088 tokens (8 rows of the first workload, as the parts), which gives
-  the same gradient. `--trl-small` measures
-  TRL with recomputed activations and the batch in 8 pieces, which takes the least memory.
+  Our side processes pieces of 2176 tokens (16 rows of the first workload), which gives the same
+  gradient. `--trl-small` measures TRL with recomputed activations and the batch in 8 pieces, which
+  takes the least memory.
 - Threads of all sides wait as OpenMP lets them by itself: they spin for about 10 ms between
   parallel regions.
 - In the fixed workloads TRL writes the tokens because of `min_new_tokens`, vLLM because of
@@ -30,7 +30,8 @@ Settings of both frameworks:
 
 The parts (vs_trl_parts_job.py) are what no framework around vLLM and PyTorch can leave out: the
 same vLLM answers the same requests, with a seed each and the log-probs of their tokens, and a plain
-loop makes the optimizer step on what it wrote, in micro-batches of 8 rows, sorted by length.
+loop makes the optimizer step on what it wrote, in micro-batches of 8 rows, sorted by length. Seeds
+are those of our run, so both write the same tokens, but for rounding.
 
 Wall-clock time is measured from one record of a step to the next. CPU time is user and system time
 of all processes of a side. Memory is the largest sum of their proportional set sizes (see
@@ -68,7 +69,7 @@ HERE = Path(__file__).parent
 SKIP = 2
 """Number of steps at the start of a round that are not counted."""
 PROMPT_TOKENS = 8
-PIECE_TOKENS = 1088
+PIECE_TOKENS = 2176
 """Tokens of a piece of our batches."""
 LETTERS = string.digits + string.ascii_letters
 TRL_PACKAGES = ("torch==2.13.0", "transformers==5.19.0", "trl==1.16.0")
@@ -239,6 +240,7 @@ class Bench:
                 "samples_per_prompt": SAMPLES,
                 "max_prompt_tokens": PROMPT_TOKENS,
                 "chat_template": False,
+                "shuffle": False,
             },
             "sampling": {"max_new_tokens": case.max_new_tokens, "ignore_eos": case.fixed},
             "rewards": {"digits": {"fn": "vs_trl_job:roll_reward"}},

@@ -25,6 +25,7 @@ from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
 from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
 from roll.platform.machine import cores
+from roll.rollout.single_turn import group_seed
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 
@@ -44,6 +45,7 @@ class Parts:
         self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
         (source,) = config.data.sources
+        self.source = Path(source.path).stem
         lines = Path(source.path).read_text().splitlines()
         self.prompts = [self.tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
         spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), cores(), 0, "127.0.0.1:1", 0, "cpu")
@@ -60,10 +62,18 @@ class Parts:
         """Answer the prompts of a step; return prompt and response of each sample, by prompt."""
         count, siblings = self.config.data.prompts_per_step, self.config.data.samples_per_prompt
         sampling = SamplingParams(**self.config.sampling.model_dump())
-        prompts = self.prompts[step * count : (step + 1) * count]
+        # Rows, names and seeds as in the run, so that both sides write the same tokens: with other
+        # lengths, one side would have longer steps.
+        names = [f"{step}/{self.source}:{row}" for row in range(step * count, (step + 1) * count)]
         requests = [
-            GenerateRequest(f"{step}-{i}", tuple(prompt), sampling, siblings, seed=1000 * step + i)
-            for i, prompt in enumerate(prompts)
+            GenerateRequest(
+                name,
+                tuple(self.prompts[step * count + i]),
+                sampling,
+                siblings,
+                seed=group_seed(self.config.seed, name),
+            )
+            for i, name in enumerate(names)
         ]
         found = await asyncio.gather(*(self.engine.generate(request) for request in requests))
         return [
