@@ -23,8 +23,8 @@ from roll.platform.usage import GpuUse, MachineUse, WorkerUse, free_gb, rates, u
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-"""Shortest time between two looks, in seconds. A look at three workers and the driver takes 20 ms of
-CPU time, for which both threads of a policy wait that trains on two cores."""
+"""Shortest time between two looks, in seconds. A look at three workers and the driver takes 20 ms
+of CPU time, for which both threads of a policy wait that trains on two cores."""
 REST = 19
 """Number of times as long as a look took that no other follows: it takes 5 % of a core at most."""
 ANSWER_S = 10.0
