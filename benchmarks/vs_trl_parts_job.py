@@ -23,9 +23,11 @@ from roll.config import load_config
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
-from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
+from roll.core.types import GenerateRequest, Prompt, SamplingParams, WorkerSpec
+from roll.data.datasets import named_sources
 from roll.platform.machine import cores
 from roll.rollout.single_turn import group_seed
+from roll.rollout.types import GroupTask
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 
@@ -44,10 +46,12 @@ class Parts:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
-        (source,) = config.data.sources
-        self.source = Path(source.path).stem
-        lines = Path(source.path).read_text().splitlines()
-        self.prompts = [self.tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
+        ((name, source),) = named_sources(config.data.sources).items()
+        texts = [json.loads(line)["prompt"] for line in Path(source.path).read_text().splitlines()]
+        self.prompts = [
+            Prompt(f"{name}:{row}", tuple(self.tokenizer(text).input_ids), text, answer="", tag="")
+            for row, text in enumerate(texts)
+        ]
         spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), cores(), 0, "127.0.0.1:1", 0, "cpu")
         setup = EngineSetup(
             spec=spec,
@@ -62,19 +66,13 @@ class Parts:
         """Answer the prompts of a step; return prompt and response of each sample, by prompt."""
         count, siblings = self.config.data.prompts_per_step, self.config.data.samples_per_prompt
         sampling = SamplingParams(**self.config.sampling.model_dump())
-        # Rows, names and seeds as in the run, so that both sides write the same tokens: with other
-        # lengths, one side would have longer steps.
-        names = [f"{step}/{self.source}:{row}" for row in range(step * count, (step + 1) * count)]
-        requests = [
-            GenerateRequest(
-                name,
-                tuple(self.prompts[step * count + i]),
-                sampling,
-                siblings,
-                seed=group_seed(self.config.seed, name),
-            )
-            for i, name in enumerate(names)
-        ]
+        requests = []
+        for prompt in self.prompts[step * count : (step + 1) * count]:
+            # Prompts and seeds are those of the run, so that both sides write the same tokens: with
+            # other lengths, one side would have longer steps.
+            name = GroupTask(prompt, step).group_id
+            seed = group_seed(self.config.seed, name)
+            requests.append(GenerateRequest(name, prompt.tokens, sampling, siblings, seed))
         found = await asyncio.gather(*(self.engine.generate(request) for request in requests))
         return [
             [(tuple(request.prompt_tokens), list(completion.tokens)) for completion in completions]
