@@ -39,6 +39,9 @@ from tests.tiny import save_tiny_model
 SMALL = {"num_cpus": 2, "object_store_memory": 100 * 1024 * 1024}
 PROMPT = (5, 17, 9, 30, 22, 8)
 TOKENS = 24
+LIMIT_S = 900
+"""Time limit of the start, in seconds. Five interpreters import vLLM, a minute of computing time,
+and a machine that runs other tests may give them a tenth of its time."""
 MARK = "HF_MARK_OF_THIS_TEST"
 """Variable that actors take over, and with them vLLM's processes."""
 
@@ -101,12 +104,12 @@ def main(folder: Path) -> None:
     model = ModelConfig(path=str(path), dtype="float32")
     place = Placement(Role.ACTOR_INFER, pool="all", per_worker=2, replaceable=True)
     cluster = ClusterConfig(
-        platform="cpu", nodes=2, devices_per_node=1, address=nodes.address, start_timeout_s=300
+        platform="cpu", nodes=2, devices_per_node=1, address=nodes.address, start_timeout_s=LIMIT_S
     )
     try:
         with ResourceManager(cluster, {"all": "0-1"}, python_path=[ROOT]) as own:
             engine = own.start(InferWorker, place, role, model, 64)
-            engine.submit(InferWorker.start).result(300)
+            engine.submit(InferWorker.start).result(LIMIT_S)
             tell(same=generated(engine) == greedy(oracle))
             before = generated(engine)
             shake(oracle, seed=1)
