@@ -1,12 +1,13 @@
-"""The parts that `vs_trl.py` compares a run with: vLLM alone, and plain PyTorch.
+"""The parts that `vs_trl.py` compares a run with: an engine alone, and plain PyTorch.
 
-python benchmarks/vs_trl_parts_job.py run.yaml steps.jsonl
+python benchmarks/vs_trl_parts_job.py vllm|roll run.yaml steps.jsonl
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,22 +24,74 @@ from roll.config import load_config
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
+from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.types import GenerateRequest, Prompt, SamplingParams, WorkerSpec
 from roll.data.datasets import named_sources
 from roll.platform.machine import cores
 from roll.rollout.single_turn import group_seed
 from roll.rollout.types import GroupTask
 from roll.strategy.backend_setup import EngineSetup
-from roll.strategy.vllm.engine import VllmEngine
+from roll.strategy.vllm.engine import VllmEngine, prepared_arguments
+from roll.strategy.vllm.outputs.gathered import GATHERS
+from roll.strategy.vllm.translate import sampling_params
 
 ROWS = 8
 """Number of rows in a micro-batch."""
 
 
-class Parts:
-    """Engine and trainer of a run file, without anything around them."""
+class BareVllm:
+    """vLLM as it is, with limits and cores of a run; except that its processes sleep between
+    messages, so that they leave the cores to the trainer."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, config: VllmConfig, setup: EngineSetup) -> None:
+        self.config = config
+        self.setup = setup
+        self.engine: Any = None
+
+    async def start(self) -> None:
+        os.environ[GATHERS] = "0"
+        arguments = prepared_arguments(self.config, self.setup)
+        for ours in ("worker_extension_cls", "distributed_executor_backend"):
+            del arguments[ours]
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        last = None
+        async for output in self.engine.generate(
+            {"prompt_token_ids": list(request.prompt_tokens)}, sampling_params(request), request.id
+        ):
+            last = output
+        assert last is not None
+        written = sorted(last.outputs, key=lambda each: int(each.index))
+        return [
+            Completion.of(
+                each.token_ids,
+                each.logprobs.logprobs,
+                VersionRuns.of_starts([(0, 0)], len(each.token_ids)),
+                FinishReason(each.finish_reason),
+            )
+            for each in written
+        ]
+
+    async def close(self) -> None:
+        self.engine.shutdown()
+
+
+ENGINES: dict[str, type[BareVllm] | type[VllmEngine]] = {"vllm": BareVllm, "roll": VllmEngine}
+
+
+class Parts:
+    """Engine and trainer of a run file, without anything around them.
+
+    Args:
+        engine: a key of `ENGINES`.
+        file: the run file.
+    """
+
+    def __init__(self, engine: str, file: Path) -> None:
         config = load_config(file).config
         assert isinstance(config, RlvrConfig)
         self.config = config
@@ -60,7 +113,7 @@ class Parts:
             max_model_len=config.max_sequence_tokens,
         )
         assert isinstance(config.actor_infer.strategy, VllmConfig)
-        self.engine = VllmEngine(config.actor_infer.strategy, setup)
+        self.engine = ENGINES[engine](config.actor_infer.strategy, setup)
 
     async def generate(self, step: int) -> list[list[tuple[tuple[int, ...], list[int]]]]:
         """Answer the prompts of a step; return prompt and response of each sample, by prompt."""
@@ -133,4 +186,4 @@ class Parts:
 
 
 if __name__ == "__main__":
-    asyncio.run(Parts(Path(sys.argv[1])).run(Path(sys.argv[2])))
+    asyncio.run(Parts(sys.argv[1], Path(sys.argv[2])).run(Path(sys.argv[3])))
