@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.strategy.vllm.plain_logprobs import PlainLogprobs
+from roll.strategy.vllm.outputs.plain_logprobs import PlainLogprobs
 from roll.strategy.vllm.worker_side.adapter import AdapterLoader
 from roll.strategy.vllm.worker_side.extension import WeightLoader
 from roll.strategy.vllm.worker_side.norms import NormKernels
 from roll.strategy.vllm.worker_side.prefill import PrefillCounter
+from roll.strategy.vllm.worker_side.seeds import SeedBlocks
 
 
-class RollWorker(WeightLoader, AdapterLoader, PrefillCounter, NormKernels, PlainLogprobs):
+class RollWorker(
+    WeightLoader, AdapterLoader, PrefillCounter, NormKernels, PlainLogprobs, SeedBlocks
+):
     """Base class that vLLM adds to its worker's class, made of several parts.
 
     The worker provides `lora_config`, None without adapters.
