@@ -54,6 +54,7 @@ setup(
     entry_points={
         "console_scripts": ["roll = roll.cli:main"],
         "vllm.general_plugins": [
+            "roll_gather_outputs = roll.strategy.vllm.outputs.gathered:gather_outputs",
             "roll_listen_locally = roll.strategy.vllm.compat:listen_locally",
             "roll_yield_cores = roll.strategy.vllm.compat:yield_cores",
         ],

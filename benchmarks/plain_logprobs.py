@@ -3,7 +3,7 @@
 The stations of a step of vLLM are run here in one process, one after the other: the sampler's
 arrays are cut into those of the requests, packed, unpacked, and added to each request's log-probs.
 The table has tokens without log-probs, vLLM as it is, and vLLM with plain numbers
-(roll/strategy/vllm/plain_logprobs.py), in microseconds of a token: medians over all rounds.
+(roll/strategy/vllm/outputs/plain_logprobs.py), in microseconds of a token: medians over all rounds.
 
     python benchmarks/plain_logprobs.py [--requests 64] [--rounds 300]
 """
@@ -71,7 +71,7 @@ def main() -> None:
         "no log-probs": measure(args.requests, args.rounds, logprobs=False),
         "vLLM's arrays": measure(args.requests, args.rounds, logprobs=True),
     }
-    from roll.strategy.vllm.plain_logprobs import PlainLogprobs, receive_plain_logprobs
+    from roll.strategy.vllm.outputs.plain_logprobs import PlainLogprobs, receive_plain_logprobs
 
     receive_plain_logprobs()
     PlainLogprobs().roll_send_plain_logprobs()

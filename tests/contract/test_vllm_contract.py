@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from roll.core.types import WorkerPart
 from roll.platform.processes import descendants
 from roll.strategy.vllm.arguments import engine_arguments
+from roll.strategy.vllm.outputs.gathered import MOST_STEPS
 from tests.contract.engine_rig import (
     PROMPT,
     SPEC,
@@ -103,6 +106,38 @@ def test_the_process_groups_of_an_engine_of_one_process_share_a_thread(
             for name in Path(f"/proc/{pid}/task").glob("*/comm")
         ]
         assert threads.count("gloo_tcp_loop") == 1
+    finally:
+        rig.run(rig.engine.close())
+
+
+@pytest.mark.slow
+def test_tokens_of_many_steps_come_at_once_and_an_abort_returns_those_that_wait(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    rig = start("vllm", save_tiny_model(tmp_path, tied=False), loop, endpoint=None)
+    try:
+        processor = rig.engine._engine.output_processor  # type: ignore[attr-defined]
+        messages, of_vllm = [], processor.process_outputs
+
+        def process(outputs: list[Any], *more: Any, **further: Any) -> Any:
+            messages.append([len(output.new_token_ids) for output in outputs])
+            return of_vllm(outputs, *more, **further)
+
+        processor.process_outputs = process
+        written = rig.generate(n=3, tokens=8 * MOST_STEPS, ignore_eos=True)
+        assert len(messages) < 2 * 8, "a message for each step"
+        assert sum(map(sum, messages)) == sum(map(len, written)) == 3 * 8 * MOST_STEPS
+        for completion in written:
+            assert_agrees(completion, rig.oracle)
+        lengths = []
+        for _ in range(6):
+            rig.generate(tokens=1)  # its end empties the core
+            running = request(tokens=400, ignore_eos=True)
+            future = rig.submit(rig.engine.generate(running))
+            time.sleep(0.1)
+            rig.run(rig.engine.abort(running.id))
+            lengths.append(len(future.result(timeout=60)[0]))
+        assert any(length % MOST_STEPS for length in lengths), f"only whole messages: {lengths}"
     finally:
         rig.run(rig.engine.close())
 

@@ -18,6 +18,7 @@ from roll.config.sections.engine_options import CPU_BLOCK_TOKENS
 from roll.distributed.on_ray.environment import environment
 from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address
+from roll.strategy.vllm.outputs.gathered import GATHERS
 
 YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
 """Environment variable that is 1 in engines that share their cores with a trainer."""
@@ -53,6 +54,7 @@ def engine_environment(
         # By default the processes of a replica would meet at the address under which the internet
         # is reached, also where all are on one machine.
         "VLLM_HOST_IP": host,
+        GATHERS: "1",
     }
     if platform == "cpu":
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the

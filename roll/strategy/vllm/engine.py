@@ -43,8 +43,8 @@ from roll.strategy.vllm.compat import (
 from roll.strategy.vllm.config_keys import missing_keys
 from roll.strategy.vllm.cpu_limits import cache_bytes_per_token, check_model
 from roll.strategy.vllm.endpoint import Endpoint
+from roll.strategy.vllm.outputs.plain_logprobs import receive_plain_logprobs
 from roll.strategy.vllm.pictures import engine_prompt
-from roll.strategy.vllm.plain_logprobs import receive_plain_logprobs
 from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.supported_arguments import check_arguments
 from roll.strategy.vllm.translate import (
@@ -58,6 +58,8 @@ from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
+_ANSWER_S = 2.0
+"""Time limit of the core's answer between two steps, when requests are aborted, in seconds."""
 _FIRST_DEATH_S = 3.0
 """Time that the driver has to tell callers of an engine on several nodes what died first, before
 they are told what died here, in seconds."""
@@ -152,6 +154,7 @@ class VllmEngine:
             await self._ask(self._engine.collective_rpc("roll_send_plain_logprobs"))
             if self._spec.platform == "cpu":
                 await self._ask(self._engine.collective_rpc("roll_use_norm_kernels"))
+                await self._ask(self._engine.collective_rpc("roll_draw_seeds_in_blocks"))
             await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
             if rank := self._config.max_lora_rank:
                 await self._ask(self._engine.collective_rpc("roll_restore_adapter", args=(rank,)))
@@ -193,6 +196,8 @@ class VllmEngine:
         """End a running request; ignore an unknown id."""
         if request_id in self._progress:
             self._aborted.add(request_id)
+            if not self._pushes.under_way:  # then they have come already
+                await self._fetch_waiting()
             await self._ask(self._engine.abort(request_id))
 
     async def heartbeat(self) -> Heartbeat:
@@ -324,6 +329,12 @@ class VllmEngine:
             raise EngineError(f"{self._name} gave no output for {request.id!r}")
         outputs = sorted(last.outputs, key=lambda output: int(output.index))
         return [finished(output) for output in outputs]
+
+    async def _fetch_waiting(self) -> None:
+        """Have the core send the tokens that wait there for those of later steps, as it does before
+        any answer (see outputs/gathered.py). They are not worth the wait for a long step."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ask(self._engine.get_weight_version()), _ANSWER_S)
 
     async def _ask(self, work: Awaitable[R]) -> R:
         """Wait for an answer of the engine.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.strategy.vllm.plain_logprobs import PlainLogprobs, receive_plain_logprobs
+from roll.strategy.vllm.outputs.plain_logprobs import PlainLogprobs, receive_plain_logprobs
 
 
 class Spelling:

@@ -1,0 +1,1 @@
+"""Outputs of vLLM on their way from its core to the process that owns the engine."""
