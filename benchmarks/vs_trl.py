@@ -21,8 +21,9 @@ Settings of both frameworks:
   more time.
 - TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
   Our side processes pieces of 1088 tokens, which gives the same gradient; of 2176 in the first
-  workload, whose memory has no goal. `--trl-small` measures TRL with recomputed activations and the
-  batch in 8 pieces, which takes the least memory.
+  workload, whose memory has no goal. It packs rows where they are unlike, not where they are equal
+  (docs/training.md says when packing helps). `--trl-small` measures TRL with recomputed activations
+  and the batch in 8 pieces, which takes the least memory.
 - Threads of all sides wait as OpenMP lets them by itself: they spin for about 10 ms between
   parallel regions.
 - In the fixed workloads TRL writes the tokens because of `min_new_tokens`, vLLM because of
@@ -36,10 +37,11 @@ starts it, and so shows what the rest of a run costs.
 
 Wall-clock time is measured from one record of a step to the next. CPU time is user and system time
 of all processes of a side. Memory is the largest sum of their proportional set sizes (see
-process_meter.py). The sides take turns; results are medians over all rounds, without the first two
-steps of each. TRL has a separate environment, which the first run makes. Results of finished rounds
-are kept in `--out` and not measured again, unless `--fresh` is given. The exit code is 0 if the
-goals are met.
+process_meter.py). Both are measured in a round of their own, the first: to read them takes time of
+the measured cores, up to 6 % of a step of a side with many processes. The sides take turns; times
+are medians over the other rounds, without the first two steps of each. TRL has a separate
+environment, which the first run makes. Results of finished rounds are kept in `--out` and not
+measured again, unless `--fresh` is given. The exit code is 0 if the goals are met.
 
     python benchmarks/vs_trl.py [--steps 7] [--rounds 2] [--case fixed|geometric|50M] [--fresh]
 """
@@ -243,7 +245,7 @@ class Bench:
                 "pool": "all",
                 "optimizer": optimizer,
                 "max_tokens_per_microbatch": case.piece_tokens,
-                "packing": True,
+                "packing": not case.fixed,
             },
             "actor_infer": {"pool": "all", "strategy": {"kind": "vllm", "max_num_seqs": 64}},
             "data": {
@@ -271,7 +273,7 @@ def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
 
     Args:
         side: a key of `SIDES`.
-        number: number of the round.
+        number: number of the round; in the first, CPU time and memory are measured.
     """
     name = f"{case.name}-{bench.steps}-{side}-{number}"
     result_file = bench.out / f"{name}.json"
@@ -293,6 +295,7 @@ def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
         env=env,
         log=folder / "log.txt",
         timeout_s=RUN_TIMEOUT_S,
+        only_times=number > 0,
     )
     records = [json.loads(line) for line in steps_file.read_text().splitlines()]
     result = asdict(measured) | {"phases": phases(side, records[SKIP:])}
@@ -314,7 +317,7 @@ def phases(side: str, records: list[dict[str, float]]) -> dict[str, list[float]]
 @dataclass(frozen=True)
 class Row:
     """Results of one side in one case: medians over steps, except `peak_mb` (largest value) and
-    `tokens` (mean)."""
+    `tokens` (mean). CPU time and memory are those of the first round, the rest of the others."""
 
     step_s: float
     generate_s: float
@@ -325,16 +328,18 @@ class Row:
 
 
 def summarise(results: list[dict[str, Any]]) -> Row:
+    """Make a row of the rounds of a side."""
+    metered, *timed = results
     # `step_s` and `step_cpu_s` have no entry for the first step.
-    steps = [s for result in results for s in result["step_s"][SKIP - 1 :]]
-    cpu = [s for result in results for s in result["step_cpu_s"][SKIP - 1 :]]
-    generate = [s for result in results for s in result["phases"]["generate_s"]]
+    steps = [s for result in timed for s in result["step_s"][SKIP - 1 :]]
+    cpu = metered["step_cpu_s"][SKIP - 1 :]
+    generate = [s for result in timed for s in result["phases"]["generate_s"]]
     return Row(
         step_s=statistics.median(steps),
         generate_s=statistics.median(generate),
         cpu_s=statistics.median(cpu),
-        peak_mb=max(result["peak_mb"] for result in results),
-        tokens=statistics.mean(t for result in results for t in result["phases"]["tokens"]),
+        peak_mb=metered["peak_mb"],
+        tokens=statistics.mean(t for result in timed for t in result["phases"]["tokens"]),
         steps=len(steps),
     )
 
@@ -363,7 +368,7 @@ def report(case: Case, rows: dict[str, Row]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=7, help="of a round")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="behind the first")
     parser.add_argument("--case", choices=CASES, help="only this one")
     parser.add_argument("--out", type=Path, help="default: outputs/vs_trl or outputs/vs_trl_small")
     parser.add_argument("--trl-small", action="store_true", help="TRL at its smallest")
@@ -391,7 +396,7 @@ def main() -> None:
     rows = []
     for case in cases:
         results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-        for number in range(args.rounds):
+        for number in range(args.rounds + 1):
             for side, found in results.items():
                 print(f"{case.name}: {side}, round {number + 1}", file=sys.stderr)
                 found.append(measure(bench, case, side, number))
