@@ -32,8 +32,9 @@ Settings of both frameworks:
 The parts (vs_trl_parts_job.py) are what no framework around vLLM and PyTorch can leave out: vLLM
 answers the same requests, with a seed each and the log-probs of their tokens, and a plain loop
 makes the optimizer step on what it wrote, in micro-batches of 8 rows, sorted by length. Seeds are
-those of our run, so both write the same tokens, but for rounding. The last side has vLLM as roll
-starts it, and so shows what the rest of a run costs.
+those of our run, so both write the same tokens, but for rounding. vLLM is as it is, but that its
+processes sleep between messages: otherwise one would spin for a second of the optimizer step. The
+last side has vLLM as roll starts it, and so shows what the rest of a run costs.
 
 Wall-clock time is measured from one record of a step to the next. CPU time is user and system time
 of all processes of a side. Memory is the largest sum of their proportional set sizes (see
