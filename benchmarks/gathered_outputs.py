@@ -22,15 +22,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-import psutil
-
-from benchmarks.process_meter import two_cores
+from benchmarks.process_meter import spent_s, two_cores
 from benchmarks.vs_trl import CASES, make_model
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
 from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
 from roll.platform.machine import cores
+from roll.platform.processes import descendants
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 from roll.strategy.vllm.outputs.gathered import GATHERS
@@ -41,9 +40,7 @@ SKIP = 2
 
 def cpu_s() -> float:
     """Return the CPU time of this process and those below it so far, in seconds."""
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return sum(map(spent_s, (os.getpid(), *descendants(os.getpid()))))
 
 
 async def measure(model: str, requests: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
