@@ -309,14 +309,25 @@ def _check_profiler(config: RunConfig) -> Iterator[Callable[[], object]]:
 def _check_compiler(config: RunConfig, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if layers are to be compiled here, and this machine has no compiler. Of
     machines of a cluster that exists already, nothing is known."""
-    for key, model in config.models.items():
-        if model.compile and address_to_join(config.cluster, environ) is None:
-            platform = config.cluster.platform
-            gpus = this_machine().gpus > 0 if platform == "auto" else platform == "cuda"
-            if missing := missing_for_compile(gpus, environ):
-                raise ConfigError(
-                    f"{key}.compile: torch.compile cannot be used: {missing}, or leave out compile"
-                )
+    if address_to_join(config.cluster, environ) is not None:
+        return
+    platform = config.cluster.platform
+    gpus = this_machine().gpus > 0 if platform == "auto" else platform == "cuda"
+    compiled = {
+        f"{key}.compile": "leave out compile"
+        for key, model in config.models.items()
+        if model.compile
+    }
+    if not gpus:
+        compiled |= {
+            f"{name}.strategy.enforce_eager": "leave out enforce_eager"
+            for name, role in config.roles.items()
+            if isinstance(role.strategy, VllmConfig) and not role.strategy.eager_on("cpu")
+        }
+    missing = missing_for_compile(gpus, environ) if compiled else ""
+    for key, instead in compiled.items():
+        if missing:
+            raise ConfigError(f"{key}: torch.compile cannot be used: {missing}, or {instead}")
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

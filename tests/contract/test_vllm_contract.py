@@ -143,6 +143,28 @@ def test_tokens_of_many_steps_come_at_once_and_an_abort_returns_those_that_wait(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_compiled_layers_compute_with_the_weights_of_the_last_push(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int
+) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # of other engines of this process
+    path = save_tiny_model(tmp_path / "model", tied=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
+        rig = start("vllm", path, loop, endpoint=None, enforce_eager=False, tp=tp)
+    try:
+        assert list((tmp_path / "code").rglob("*.so")), "nothing was compiled"
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        for seed in (1, 2):
+            shake(rig.oracle, seed=seed)
+            rig.push(weights_of(rig.oracle), receivers=tp)
+            for completion in rig.generate(n=3, tokens=40, ignore_eos=True):
+                assert_agrees(completion, rig.oracle)
+    finally:
+        rig.run(rig.engine.close())
+
+
+@pytest.mark.slow
 def test_two_tensor_parallel_ranks_agree_with_hugging_face_over_pushes_and_adapters(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:

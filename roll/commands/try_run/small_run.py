@@ -72,8 +72,10 @@ REPLACED: Mapping[type[Config], Mapping[str, Any]] = {
     },
     **{each: {"warmup_steps": 0, "warmup_ratio": 0.0} for each in OPTIMIZERS},
     OverlongPenaltyConfig: {"buffer_tokens": None, "max_tokens": None},
+    VllmConfig: {"enforce_eager": None},
 }
-"""Class of a section -> settings that depend on sizes which are small here."""
+"""Class of a section -> settings that depend on sizes which are small here, or take longer than the
+steps of the small run."""
 CUT: Mapping[type[Config], Mapping[str, int]] = {
     BranchingConfig: {"whole": 2},
     PassKConfig: {"k": SIBLINGS - 1},

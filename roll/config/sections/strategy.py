@@ -298,8 +298,10 @@ class VllmConfig(Config):
     room for `max_num_seqs` sequences, from 0.0625 to 1, and for one sequence in any case."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Number of sequences decoded at once. Further requests wait on the driver."""
-    enforce_eager: bool = False
-    """Use no CUDA graphs. Without a GPU there are none in any case."""
+    enforce_eager: bool | None = None
+    """Run the model's layers as they are, neither compiled nor in CUDA graphs. If left out: on GPUs
+    false, without a GPU true; false compiles them there, too, which takes 5 to 20 s of each start
+    and a C++ compiler."""
     prefix_caching: bool = True
     """Share the KV cache between prompts with the same prefix."""
     speculation: SpeculationConfig | None = None
@@ -320,6 +322,10 @@ class VllmConfig(Config):
     """Server for requests from outside the run. null: none."""
     engine_args: dict[str, Any] = {}
     """Further arguments of vLLM's `AsyncEngineArgs`, under vLLM's names."""
+
+    def eager_on(self, platform: str) -> bool:
+        """Return True if layers run as they are on this platform, `cpu` or `cuda`."""
+        return platform == "cpu" if self.enforce_eager is None else self.enforce_eager
 
     def cpu_cache_bytes(self, token_bytes: int, tokens: int) -> int:
         """Return the size of the KV cache of a process without a GPU, in bytes.

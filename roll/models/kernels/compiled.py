@@ -8,6 +8,7 @@ layers. Embeddings, head and attention stay as they are; what is read of the log
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ from roll.models.vision.parts import language_model
 CACHE = "~/.cache/roll/inductor"
 """Folder of compiled code, unless TORCHINDUCTOR_CACHE_DIR names another. PyTorch's own default lies
 in /tmp, where another user could put code in the way."""
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable that names the folder of compiled code."""
 MOST_VARIANTS = 64
 """Largest number of times that one part of a layer is compiled: for passes with and without
 gradients, for one row and for several, with the adapter and without. Beyond it, PyTorch would run
@@ -86,16 +88,27 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in language_model(model).modules() if type(module).__name__ in units]
 
 
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Return the folder of compiled code: the one that `FOLDER` names, or else `CACHE`. PyTorch
+    reads it from that variable alone, and writes its own default there when it is imported.
+
+    Args:
+        environ: environment variables of the process that compiles.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    own = default_cache_dir()
+    named = environ.get(FOLDER, own)
+    return str(Path(CACHE).expanduser()) if named == own else named
+
+
 def prepare() -> None:
     """Set PyTorch's compiler up for this thread."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # PyTorch reads the folder from there alone, and writes its default there when it is imported.
-    if os.environ.get(_FOLDER, default_cache_dir()) == default_cache_dir():
-        os.environ[_FOLDER] = str(Path(CACHE).expanduser())
+    os.environ[FOLDER] = cache_folder(os.environ)
     # Compile here instead of in a pool of processes, which would outlive the first step.
     inductor.compile_threads = 1
     # Settings are those of a thread, and the backward pass of a GPU has a thread of its own. So all

@@ -47,7 +47,7 @@ def engine_arguments(
         "tensor_parallel_size": config.tp,
         "pipeline_parallel_size": config.pp,
         "enable_prefix_caching": config.prefix_caching,
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": config.eager_on(spec.platform),
         "quantization": config.quantization,
         "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled from
         "worker_extension_cls": "roll.strategy.vllm.worker_side.worker.RollWorker",

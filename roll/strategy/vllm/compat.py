@@ -36,6 +36,8 @@ def engine_environment(
     processes: int,
     have: Mapping[str, str],
     host: str = "127.0.0.1",
+    *,
+    eager: bool = True,
 ) -> dict[str, str]:
     """Return the environment variables, name -> value, that vLLM needs in addition to `have`.
 
@@ -44,9 +46,11 @@ def engine_environment(
         cores: numbers of the cores of this replica.
         processes: number of processes in which the model runs, on this node.
         have: environment of this process. A variable that is set there is not returned, so that the
-            user's value stays; except `VLLM_CPU_OMP_THREADS_BIND`, which binds threads to `cores`.
+            user's value stays; except `VLLM_CPU_OMP_THREADS_BIND`, which binds threads to `cores`,
+            and PyTorch's own default of the folder of compiled code.
         host: address at which the other nodes of the replica reach this one; of a replica on one
             node 127.0.0.1.
+        eager: True if the model's layers run as they are.
     """
     wanted = {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -59,7 +63,12 @@ def engine_environment(
     if platform == "cpu":
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
-        wanted["TORCHDYNAMO_DISABLE"] = "1"
+        if eager:
+            wanted["TORCHDYNAMO_DISABLE"] = "1"
+        else:
+            # In the mode of CPUs vLLM cannot read back what it keeps of compiled layers ("no
+            # attribute 'finalize_loading'"), and each start would take as long as the first.
+            wanted["VLLM_USE_AOT_COMPILE"] = "0"
         wanted[YIELDS_CORES] = "1"
         # oneDNN keeps one kernel per shape, and the number of tokens in a batch is part of the
         # shape. With its default of 1,024 kernels an engine of a small model grows by 430 MB in
@@ -71,6 +80,10 @@ def engine_environment(
     wanted = {name: value for name, value in wanted.items() if name not in have}
     if platform == "cpu":
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, processes)
+        if not eager:
+            from roll.models.kernels.compiled import FOLDER, cache_folder
+
+            wanted[FOLDER] = cache_folder(have)
     return wanted
 
 
@@ -182,7 +195,6 @@ def cpu_arguments(kv_cache_bytes: int, max_model_len: int, *, processes: int) ->
         processes: number of processes in which the model runs.
     """
     arguments: dict[str, Any] = {
-        "enforce_eager": True,
         "kv_cache_memory_bytes": kv_cache_bytes,
         "enable_chunked_prefill": False,
         "block_size": CPU_BLOCK_TOKENS,

@@ -7,6 +7,7 @@ from typing import Any
 
 from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError
+from roll.platform.machine import missing_for_compile
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads for which vLLM 0.32 has a kernel. Latent attention has another."""
@@ -20,9 +21,19 @@ def check_model(config: VllmConfig, model: Mapping[str, Any], dtype: str) -> Non
         dtype: dtype of weights and activations, `float32` or `bfloat16`.
     """
     _check_type(model)
+    _check_compiled(config)
     text = model.get("text_config", model)
     _check_linear_attention(config, text, dtype)
     _check_heads(text)
+
+
+def check_compiler(config: VllmConfig) -> None:
+    """Raise ConfigError if layers are to be compiled without a GPU, and this process cannot."""
+    if not config.eager_on("cpu") and (missing := missing_for_compile(gpus=False)):
+        raise ConfigError(
+            f"actor_infer.strategy.enforce_eager: torch.compile cannot be used: {missing}, or "
+            "leave out enforce_eager"
+        )
 
 
 def _check_type(model: Mapping[str, Any]) -> None:
@@ -32,6 +43,15 @@ def _check_type(model: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"actor_infer.strategy.kind: vllm does not serve a {kind} without a GPU: "
             f"{UNSERVED[kind]}; say hf"
+        )
+
+
+def _check_compiled(config: VllmConfig) -> None:
+    """Raise ConfigError if layers would have to be compiled that vLLM leaves as they are."""
+    if config.max_lora_rank and not config.eager_on("cpu"):
+        raise ConfigError(
+            "actor_infer.strategy.enforce_eager: without a GPU vLLM compiles no layers that take "
+            f"adapters (max_lora_rank: {config.max_lora_rank}); leave out enforce_eager"
         )
 
 

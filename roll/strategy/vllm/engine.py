@@ -41,7 +41,7 @@ from roll.strategy.vllm.compat import (
     shut_down,
 )
 from roll.strategy.vllm.config_keys import missing_keys
-from roll.strategy.vllm.cpu_limits import cache_bytes_per_token, check_model
+from roll.strategy.vllm.cpu_limits import cache_bytes_per_token, check_compiler, check_model
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.outputs.plain_logprobs import receive_plain_logprobs
 from roll.strategy.vllm.pictures import engine_prompt
@@ -75,7 +75,10 @@ def prepared_arguments(config: VllmConfig, setup: EngineSetup) -> dict[str, Any]
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     here = config.processes // max(1, len(spec.parts))
     host = spec.host if spec.parts else "127.0.0.1"
-    os.environ.update(engine_environment(spec.platform, spec.cores, here, os.environ, host))
+    eager = config.eager_on(spec.platform)
+    os.environ.update(
+        engine_environment(spec.platform, spec.cores, here, os.environ, host, eager=eager)
+    )
     hf_config = load_config(setup.model)
     width = 4 if setup.dtype == "float32" else 2
     return engine_arguments(
@@ -123,8 +126,8 @@ class VllmEngine:
         Raises:
             EngineMissingError: vLLM is missing or its version is not supported; the message says
                 what to install.
-            ConfigError: `engine_args` names an argument that vLLM does not know, or the model needs
-                other settings without a GPU.
+            ConfigError: `engine_args` names an argument that vLLM does not know, the model needs
+                other settings without a GPU, or this machine has nothing to compile layers with.
             EngineError: vLLM could not start.
         """
         check_engine("vllm")
@@ -137,6 +140,7 @@ class VllmEngine:
             )
         if self._spec.platform == "cpu":
             check_model(self._config, load_config(self._model).to_dict(), self._dtype)
+            check_compiler(self._config)
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:

@@ -420,6 +420,35 @@ def test_heads_of_sizes_that_vllm_does_not_compute_without_a_gpu_are_refused(
     assert all(str(problem) in one for one in found)
 
 
+def test_compiled_layers_of_vllm_without_a_gpu_need_a_compiler_and_no_adapters(
+    tmp_path: Path,
+) -> None:
+    task, model = write_task(tmp_path / "task"), may_hold_weights(tmp_path / "model")
+    (model / "config.json").write_text(json.dumps({"head_dim": 32}))
+
+    def problems(*settings: str, lora: str = "null", **environ: str) -> list[str]:
+        given = [f"actor_infer.strategy.{each}" for each in ("kind=vllm", *settings)]
+        loaded = load_config(task, [f"model.path={model}", f"model.lora={lora}", *given])
+        return [str(found.error) for found in inspect(loaded, environ)]
+
+    compiled, nothing = "enforce_eager=false", {"PATH": str(tmp_path)}
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/g++").touch(mode=0o755)
+    tools = {"PATH": str(tmp_path / "tools")}
+    assert problems(compiled, **tools) == []
+    assert problems(**nothing) == problems("enforce_eager=true", **nothing) == []
+    (problem,) = problems(compiled, **nothing)
+    assert problem.startswith("actor_infer.strategy.enforce_eager: torch.compile cannot be used")
+    assert "no g++ here; install one, or name it in CXX, or leave out enforce_eager" in problem
+    (problem,) = problems(compiled, TORCHDYNAMO_DISABLE="1", **tools)
+    assert "TORCHDYNAMO_DISABLE=1 switches it off; unset it, or leave out enforce" in problem
+    assert problems(compiled, RAY_ADDRESS="head:6379", **nothing) == []
+    adapter = "{rank: 8, serve: adapter}"
+    (problem,) = problems(compiled, "max_lora_rank=8", lora=adapter, **tools)
+    assert "vLLM compiles no layers that take adapters (max_lora_rank: 8); leave out" in problem
+    assert problems("max_lora_rank=8", lora=adapter, **tools) == []
+
+
 def test_a_slip_in_the_path_of_a_model_is_refused_as_in_a_run(tmp_path: Path) -> None:
     for folder in ("policy", "models/policy"):
         (tmp_path / folder).mkdir(parents=True)

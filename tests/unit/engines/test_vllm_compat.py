@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from roll.config.sections.strategy import VllmConfig
 from roll.strategy.vllm.compat import engine_environment, shut_down
 
 
@@ -15,6 +19,30 @@ def test_an_engine_on_cpus_keeps_few_kernels_unless_the_user_names_a_number() ->
     assert engine_environment("cpu", (0, 1), 1, {})[name] == "64"
     assert name not in engine_environment("cpu", (0, 1), 1, {name: "500"})
     assert name not in engine_environment("cuda", (0, 1), 1, {})
+
+
+def test_an_engine_on_cpus_compiles_where_it_is_told_and_keeps_the_code_in_a_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert engine_environment("cpu", (0, 1), 1, {})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment("cuda", (0, 1), 1, {})
+    own, pytorch = str(tmp_path / ".cache/roll/inductor"), default_cache_dir()
+    for named, folder in (("", own), (pytorch, own), ("/mine", "/mine")):
+        have = {"TORCHINDUCTOR_CACHE_DIR": named} if named else {}
+        found = engine_environment("cpu", (0, 1), 1, have, eager=False)
+        assert found["TORCHINDUCTOR_CACHE_DIR"] == folder
+        assert "TORCHDYNAMO_DISABLE" not in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpu", "cuda"), [(None, True, False), (True, True, True), (False, False, False)]
+)
+def test_layers_run_as_they_are_on_cpus_unless_the_user_says_otherwise(
+    asked: bool | None, cpu: bool, cuda: bool
+) -> None:
+    config = VllmConfig(enforce_eager=asked)
+    assert (config.eager_on("cpu"), config.eager_on("cuda")) == (cpu, cuda)
 
 
 def test_threads_are_bound_to_the_replicas_cores_whatever_is_set() -> None:

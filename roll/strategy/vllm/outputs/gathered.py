@@ -3,7 +3,7 @@
 After each step vLLM's core packs an output for each request, and the process that owns the engine
 unpacks and files it. On CPUs both take time from the cores that compute the next step. A request
 that is answered as a whole has no reader before it ends, so its outputs wait in the core for those
-of later steps, and the same tokens come in fewer messages (benchmarks/gathered_outputs.py).
+of later steps, and the same tokens come in fewer messages (benchmarks/engine_changes.py).
 """
 
 from __future__ import annotations
