@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 
 from benchmarks.process_meter import pss_mb, spent_s, two_cores
 from benchmarks.vs_trl import CASES, make_model
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
 from roll.platform.machine import cores
 from roll.platform.processes import descendants

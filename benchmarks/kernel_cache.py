@@ -27,8 +27,8 @@ import psutil
 from benchmarks.process_meter import sizes_mb
 from roll.config import load_config
 from roll.config.rlvr import RlvrConfig
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
 from roll.platform.machine import cores
 from roll.strategy.backend_setup import EngineSetup

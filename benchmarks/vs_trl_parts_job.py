@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 from benchmarks.vs_trl_job import share_of_digits
 from roll.config import load_config
 from roll.config.rlvr import RlvrConfig
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.types import GenerateRequest, Prompt, SamplingParams, WorkerSpec
 from roll.data.datasets import named_sources

@@ -190,9 +190,9 @@ def plain_replica(pipe: Connection, index: int, device: str = "cpu") -> None:
 
 
 def vllm_replica(pipe: Connection, index: int, path: Path, platform: str = "cpu") -> None:
+    from roll.config.sections.engines import VllmConfig
     from roll.config.sections.model import ModelConfig
     from roll.config.sections.roles import Role
-    from roll.config.sections.strategy import VllmConfig
     from roll.core.types import WorkerSpec
     from roll.platform.machine import cores
     from roll.strategy.backend_setup import EngineSetup

@@ -26,11 +26,11 @@ from roll.config.frozen import frozen_names
 from roll.config.loading.compose import LoadedConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.engines import SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamW8bitConfig
 from roll.config.sections.rollout import CustomFilterConfig
 from roll.config.sections.services.judge import UrlJudgeConfig
-from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub, require_hub, similar_folder
 from roll.data.sources import check_source

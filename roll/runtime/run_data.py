@@ -14,8 +14,8 @@ from roll.config.agentic_base import AgenticBase
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.data import PicturesConfig
+from roll.config.sections.engines import NO_PICTURES, EngineConfig, SglangConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import NO_PICTURES, EngineConfig, SglangConfig
 from roll.core.errors import ConfigError, DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer

@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar, assert_never, cast
 
+from roll.config.sections.engines import HfEngineConfig, SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
     DeepspeedConfig,
     Fsdp2Config,
-    HfEngineConfig,
     HfScoreConfig,
     MegatronConfig,
-    SglangConfig,
     TrainStrategyConfig,
-    VllmConfig,
 )
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.core.errors import ConfigError

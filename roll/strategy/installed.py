@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from roll.config.sections.strategy import EngineConfig, ScoreStrategyConfig, SglangConfig
+from roll.config.sections.engines import EngineConfig, SglangConfig
+from roll.config.sections.strategy import ScoreStrategyConfig
 from roll.strategy.available import check_engine
 from roll.strategy.sglang.interpreter import check_sglang
 

@@ -22,10 +22,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from roll.config.sections.engine_options import EndpointConfig
+from roll.config.sections.engines import EndpointConfig, HfEngineConfig, SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
 from roll.core.completion import Completion
 from roll.core.pictures import Pictures
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec

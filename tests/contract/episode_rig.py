@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from roll.config.sections.engines import HfEngineConfig, VllmConfig
 from roll.config.sections.environment import EnvironmentConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import HfEngineConfig, VllmConfig
 from roll.core.batches import RolloutBatch
 from roll.core.completion import NOBODY, Completion, FinishReason
 from roll.core.types import GenerateRequest, Heartbeat, Message, Prompt, SamplingParams

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from roll.config.sections.engines import HfEngineConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import HfEngineConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineDiedError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat

@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from roll.config.sections.engine_options import NgramSpeculationConfig
+from roll.config.sections.engines import NgramSpeculationConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from roll.core.types import WorkerPart
 from roll.platform.processes import descendants

@@ -17,10 +17,10 @@ import torch
 from ray.cluster_utils import Cluster as RayNodes
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import ClusterConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.config.sections.training import InferRole
 from roll.core.errors import WorkerLostError
 from roll.core.types import GenerateRequest, SamplingParams

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from roll.commands.try_run.command import try_run
 from roll.commands.try_run.small_run import small_run
 from roll.config import load_config
-from roll.config.sections.strategy import HfEngineConfig
+from roll.config.sections.engines import HfEngineConfig
 from roll.core.errors import RollError
 from roll.core.types import Message
 from roll.data.preparation.parts import lies_in

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roll.commands.memory.needs import FULL, Needs
 from roll.commands.memory.sizes import ModelSizes
-from roll.config.sections.strategy import EngineConfig, HfEngineConfig, SglangConfig, VllmConfig
+from roll.config.sections.engines import EngineConfig, HfEngineConfig, SglangConfig, VllmConfig
 from roll.platform.machine import GIB
 
 CPU_KV_TOKENS = 2**14

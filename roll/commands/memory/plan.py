@@ -16,6 +16,7 @@ from roll.config.offline import RewardModelConfig
 from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
+from roll.config.sections.engines import SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
@@ -25,9 +26,7 @@ from roll.config.sections.strategy import (
     DeepspeedConfig,
     HfScoreConfig,
     MegatronConfig,
-    SglangConfig,
     TrainStrategyConfig,
-    VllmConfig,
 )
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole, TeacherRole
 from roll.config.step_plan import rows_together, sequences_of, trained_rows

@@ -19,17 +19,13 @@ from roll.config.frozen import parts_in
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import PicturesConfig
+from roll.config.sections.engines import HfEngineConfig, SglangConfig, VllmConfig
 from roll.config.sections.environment import BranchingConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import OPTIMIZERS
 from roll.config.sections.rollout import RolloutConfig
 from roll.config.sections.services.judge import JudgedConfig
-from roll.config.sections.strategy import (
-    HfEngineConfig,
-    MegatronConfig,
-    SglangConfig,
-    VllmConfig,
-)
+from roll.config.sections.strategy import MegatronConfig
 from roll.config.sections.training import CriticRole, FollowConfig
 from roll.core.errors import ConfigError
 

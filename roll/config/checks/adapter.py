@@ -8,10 +8,10 @@ from typing import get_args
 
 from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
-from roll.config.sections.engine_options import LoraRank
+from roll.config.sections.engines import LoraRank, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import Fsdp2Config, MegatronConfig, VllmConfig
+from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
 
 _OF_PATH = {"path", "made_by"}
 """Settings of a model that say where it lies."""

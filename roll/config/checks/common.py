@@ -14,18 +14,13 @@ from roll.config.checks.adapter import (
 )
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig
+from roll.config.sections.engines import HfEngineConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.backends import optimizer_problem
 from roll.config.sections.optimizers.base import OptimizerBase
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import (
-    Fsdp2Config,
-    HfEngineConfig,
-    HfScoreConfig,
-    MegatronConfig,
-    row_cuts,
-)
+from roll.config.sections.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig, row_cuts
 from roll.config.sections.training import LearnerRole, ScoreRole
 
 if TYPE_CHECKING:

@@ -22,11 +22,15 @@ from roll.config.checks.rollout import rollout_problems
 from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
 from roll.config.rlvr_base import RlvrBase
-from roll.config.sections.engine_options import NgramSpeculationConfig
+from roll.config.sections.engines import (
+    NO_PICTURES,
+    NgramSpeculationConfig,
+    SglangConfig,
+    VllmConfig,
+)
 from roll.config.sections.placement import parse_devices, placement_problem
 from roll.config.sections.roles import Role
 from roll.config.sections.sampling import engine_sampling_problems, trained_sampling_problems
-from roll.config.sections.strategy import NO_PICTURES, SglangConfig, VllmConfig
 from roll.config.sections.training import InferRole
 
 

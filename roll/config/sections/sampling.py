@@ -6,7 +6,7 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from roll.config.base import Config
-from roll.config.sections.strategy import EngineConfig, SglangConfig, VllmConfig
+from roll.config.sections.engines import EngineConfig, SglangConfig, VllmConfig
 
 TokenId = Annotated[int, Field(ge=0)]
 """Number of a token in the tokenizer's vocabulary."""

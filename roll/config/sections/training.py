@@ -8,16 +8,15 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from roll.config.algorithm.losses import ValueLossConfig
 from roll.config.base import Config
+from roll.config.sections.engines import EngineConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.optimizers.kinds import AdamWConfig, OptimizerConfig
 from roll.config.sections.placement import WorkersConfig
 from roll.config.sections.strategy import (
-    EngineConfig,
     Fsdp2Config,
     HfScoreConfig,
     ScoreStrategyConfig,
     TrainStrategyConfig,
-    VllmConfig,
 )
 
 

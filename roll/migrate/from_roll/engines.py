@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from roll.config.sections.engine_options import LoraRank
+from roll.config.sections.engines import LoraRank
 from roll.migrate.from_roll.roles import DTYPES
 from roll.migrate.job import Job
 

@@ -14,8 +14,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from roll.config.run import RunConfig
+from roll.config.sections.engines import HfEngineConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import HfEngineConfig, row_cuts
+from roll.config.sections.strategy import row_cuts
 from roll.config.sections.training import InferRole
 from roll.models.kernels.attention import window_in_mask
 from roll.models.load import load_config

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.config.sections.strategy import HfEngineConfig
+from roll.config.sections.engines import HfEngineConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll.config.sections.engines import SglangConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import SglangConfig
 from roll.strategy.sglang.extension import LOADER
 
 CPU_KV_CACHE_TOKENS = 16384

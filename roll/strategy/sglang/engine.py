@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import psutil
 
-from roll.config.sections.strategy import NO_PICTURES, SglangConfig
+from roll.config.sections.engines import NO_PICTURES, SglangConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat

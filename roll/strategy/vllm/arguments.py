@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.sections.engine_options import (
+from roll.config.sections.engines import (
     DraftSpeculationConfig,
     NgramSpeculationConfig,
     SpeculationConfig,
+    VllmConfig,
 )
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import VllmConfig
 from roll.core.types import WorkerSpec
 from roll.strategy.vllm.compat import cpu_arguments
 from roll.strategy.vllm.pictures import PICTURE_ARGUMENTS

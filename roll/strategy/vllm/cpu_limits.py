@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.sections.strategy import VllmConfig
+from roll.config.sections.engines import VllmConfig
 from roll.core.errors import ConfigError
 from roll.platform.machine import missing_for_compile
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from roll.config.sections.engine_options import EndpointConfig
+from roll.config.sections.engines import EndpointConfig
 from roll.core.errors import EngineError
 
 _STOP_S = 5.0

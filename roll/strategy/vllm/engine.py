@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from roll.config.sections.strategy import VllmConfig
+from roll.config.sections.engines import VllmConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from roll.config.sections.strategy import VllmConfig
+from roll.config.sections.engines import VllmConfig
 from roll.core.errors import EngineDiedError, EngineError
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup

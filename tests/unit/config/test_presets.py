@@ -22,7 +22,7 @@ from roll.config.algorithm.losses import GspoConfig
 from roll.config.errors import ConfigError
 from roll.config.loading.compose import PRESETS
 from roll.config.rlvr_base import RlvrBase
-from roll.config.sections.strategy import SglangConfig
+from roll.config.sections.engines import SglangConfig
 from tests.unit.shaping.test_shaping_rewards import responses
 
 ROOT = Path(__file__).parents[3]

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from roll.commands.preflight import inspect
 from roll.config import load_config
-from roll.config.sections.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
+from roll.config.sections.engines import DraftSpeculationConfig, NgramSpeculationConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError, EngineDiedError, EngineError, WeightSyncError
 from roll.core.types import WorkerPart, WorkerSpec

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from roll.config.sections.engines import HfEngineConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import HfEngineConfig
 from roll.core.completion import FinishReason
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.backend_setup import EngineSetup

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.config.sections.engines import SglangConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import SglangConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError, EngineError, IncompleteWeightsError
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams

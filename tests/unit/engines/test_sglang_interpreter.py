@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.sections.strategy import HfEngineConfig, SglangConfig
+from roll.config.sections.engines import HfEngineConfig, SglangConfig
 from roll.core.errors import EngineMissingError
 from roll.strategy.installed import check_backend
 from roll.strategy.sglang.interpreter import NEEDED, check_sglang, code_path, package_folder

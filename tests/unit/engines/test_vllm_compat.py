@@ -10,7 +10,7 @@ import psutil
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from roll.config.sections.strategy import VllmConfig
+from roll.config.sections.engines import VllmConfig
 from roll.strategy.vllm.compat import engine_environment, shut_down
 
 

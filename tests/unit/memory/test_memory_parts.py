@@ -26,15 +26,9 @@ from roll.commands.memory.sizes import Learned, count, sizes_of
 from roll.commands.memory.weight_files import SINGLE
 from roll.config import load_config
 from roll.config.run import RunConfig
+from roll.config.sections.engines import HfEngineConfig, SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import (
-    DeepspeedConfig,
-    Fsdp2Config,
-    HfEngineConfig,
-    MegatronConfig,
-    SglangConfig,
-    VllmConfig,
-)
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.core.errors import ConfigError
 from roll.models.parts.further import is_copy
 from roll.platform.machine import GIB

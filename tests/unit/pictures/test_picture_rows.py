@@ -27,8 +27,8 @@ from roll.config.sections.data import (
     TextDataConfig,
     TextSource,
 )
+from roll.config.sections.engines import SglangConfig, VllmConfig
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import ConfigError, DataError
 from roll.core.pictures import PromptTokens
 from roll.core.types import Prompt

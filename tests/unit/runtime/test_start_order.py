@@ -11,9 +11,9 @@ import pytest
 
 from roll.config import load_config
 from roll.config.rlvr import RlvrConfig
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import IncompleteWeightsError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec

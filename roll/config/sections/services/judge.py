@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from roll.config.base import Config
+from roll.config.sections.engines import VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.rollout import HealthConfig
 from roll.config.sections.services.service import ServiceConfig
-from roll.config.sections.strategy import VllmConfig
 from roll.config.sections.training import InferRole
 
 USAGE_PARTS = (
