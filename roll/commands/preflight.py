@@ -324,10 +324,9 @@ def _check_compiler(config: RunConfig, environ: Mapping[str, str]) -> None:
             for name, role in config.roles.items()
             if isinstance(role.strategy, VllmConfig) and not role.strategy.eager_on("cpu")
         }
-    missing = missing_for_compile(gpus, environ) if compiled else ""
-    for key, instead in compiled.items():
-        if missing:
-            raise ConfigError(f"{key}: torch.compile cannot be used: {missing}, or {instead}")
+    if compiled and (missing := missing_for_compile(gpus, environ)):
+        key, instead = next(iter(compiled.items()))
+        raise ConfigError(f"{key}: torch.compile cannot be used: {missing}, or {instead}")
 
 
 def _check_engine_arguments(config: RunConfig) -> None:
