@@ -1,18 +1,19 @@
 """Speed, memory and start of an engine of vLLM without a GPU, with and without a change.
 
-One engine, as a run starts it, answers the same requests both ways, each in a process of its own,
-in turns. The changes:
+An engine, as a run starts it, answers the same requests both ways, each in a process of its own, in
+turns. The changes:
 
 - `gathered`: outputs wait in vLLM's core for those of later steps
   (roll/strategy/vllm/outputs/gathered.py), in place of a message for each step;
 - `compiled`: `enforce_eager: false`, in place of layers that run as they are. Compiled code of
-  earlier starts is in its cache.
+  earlier starts is in its cache;
+- `two`: two engines of one core, in place of one engine of two. Both have compiled layers.
 
 The table has the median time of a round, the CPU time and the largest memory of all processes in
-it, and the median time of a start.
+it, and the median time of a start; two engines start one after the other here.
 
-    python benchmarks/engine_changes.py compiled|gathered [--case fixed|50M] [--requests 64]
-                                        [--tokens 128] [--rounds 12] [--turns 3]
+    python benchmarks/engine_changes.py compiled|gathered|two [--case fixed|50M] [--requests 64]
+                                            [--tokens 128] [--rounds 12] [--turns 3]
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from roll.config.sections.engines import VllmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
+from roll.distributed.device_layout import share_cores
 from roll.platform.machine import cores
 from roll.platform.processes import descendants
 from roll.strategy.backend_setup import EngineSetup
@@ -55,6 +57,8 @@ class Way:
     name: str
     environment: dict[str, str]
     settings: dict[str, Any]
+    engines: int = 1
+    """Number of engines that share the cores."""
 
 
 CHANGES = {
@@ -65,6 +69,10 @@ CHANGES = {
     "compiled": (
         Way("layers as they are", {}, {}),
         Way("compiled layers", {}, {"enforce_eager": False}),
+    ),
+    "two": (
+        Way("one engine of two cores", {}, {"enforce_eager": False}),
+        Way("two engines of one core", {}, {"enforce_eager": False}, engines=2),
     ),
 }
 
@@ -84,26 +92,30 @@ def processes() -> list[int]:
     return [os.getpid(), *descendants(os.getpid())]
 
 
-async def measure(work: Work, settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Start an engine and measure it.
+async def measure(work: Work, way: Way) -> dict[str, list[float]]:
+    """Start the engines, deal out cores and requests among them, and measure them.
 
     Returns:
         Wall and CPU time of each round, and the time of the start, in seconds; memory behind the
         rounds in MB.
     """
-    spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), cores(), 0, "127.0.0.1:1", 0, "cpu")
     model = ModelConfig(path=work.model)
-    setup = EngineSetup(spec=spec, model=model, dtype="float32", max_model_len=work.tokens + 8)
-    engine = VllmEngine(VllmConfig(max_num_seqs=work.requests, **settings), setup)
+    config = VllmConfig(max_num_seqs=work.requests, **way.settings)
+    count, engines = way.engines, []
+    for rank, own in enumerate(share_cores(cores(), count)):
+        spec = WorkerSpec(Role.ACTOR_INFER, rank, count, (rank,), own, 0, "127.0.0.1:1", 0, "cpu")
+        setup = EngineSetup(spec=spec, model=model, dtype="float32", max_model_len=work.tokens + 8)
+        engines.append(VllmEngine(config, setup))
     begin = time.perf_counter()
-    await engine.start()
+    for engine in engines:  # one by one: each writes its cores into this process's environment
+        await engine.start()
     found: dict[str, list[float]] = {"start_s": [time.perf_counter() - begin], "s": [], "cpu_s": []}
     sampling = SamplingParams(temperature=1.0, max_new_tokens=work.tokens, ignore_eos=True)
     for turn in range(work.rounds):
         begin, used = time.perf_counter(), sum(map(spent_s, processes()))
         await asyncio.gather(
             *(
-                engine.generate(
+                engines[i % count].generate(
                     GenerateRequest(f"{turn}-{i}", (turn + 2, *range(3, 10)), sampling, 1, seed=i)
                 )
                 for i in range(work.requests)
@@ -113,7 +125,7 @@ async def measure(work: Work, settings: dict[str, Any]) -> dict[str, list[float]
             found["s"].append(time.perf_counter() - begin)
             found["cpu_s"].append(sum(map(spent_s, processes())) - used)
     found["mb"] = [sum(map(pss_mb, processes()))]
-    await engine.close()
+    await asyncio.gather(*(engine.close() for engine in engines))
     return found
 
 
@@ -127,22 +139,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    ways = CHANGES[args.change]
     if args.one:
-        work, settings = map(json.loads, args.one)
-        print(json.dumps(asyncio.run(measure(Work(**work), settings))))
+        work = Work(**json.loads(args.one[1]))
+        print(json.dumps(asyncio.run(measure(work, ways[int(args.one[0])]))))
         return
     two_cores()
-    ways = CHANGES[args.change]
     taken: dict[str, dict[str, list[float]]] = {way.name: {} for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model", CASES[args.case])
         work = Work(str(model), args.requests, args.tokens, args.rounds)
         for _ in range(args.turns):
-            for way in ways:
-                one = [json.dumps(asdict(work)), json.dumps(way.settings)]
+            for number, way in enumerate(ways):
+                one = [str(number), json.dumps(asdict(work))]
                 told = subprocess.run(
                     [sys.executable, __file__, args.change, "--one", *one],
-                    env=os.environ | way.environment | {"OMP_NUM_THREADS": "2"},
+                    env=os.environ | way.environment | {"OMP_NUM_THREADS": str(2 // way.engines)},
                     check=True,
                     capture_output=True,
                     text=True,

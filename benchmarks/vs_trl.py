@@ -20,10 +20,14 @@ Settings of both frameworks:
 - Nothing is recomputed in the backward pass. TRL recomputes by default, which takes less memory and
   more time.
 - TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
-  Our side processes pieces of 1088 tokens, which gives the same gradient; of 4352 in the first
-  workload, whose memory has no goal. It packs rows where they are unlike, not where they are equal
-  (docs/training.md says when packing helps). `--trl-small` measures TRL with recomputed activations
-  and the batch in 8 pieces, which takes the least memory.
+  Our side processes pieces, which gives the same gradient: of 1088 tokens in the second workload,
+  whose memory has a goal, of 4352 in the others. It packs rows where they are unlike, not where
+  they are equal (docs/training.md says when packing helps). `--trl-small` measures TRL with
+  recomputed activations and the batch in 8 pieces, which takes the least memory.
+- In the first workload our side has two engines of one core each, which for so small a model are
+  faster than one of two (docs/rollout.md), and attention as matrix products (`attention: eager`),
+  which compiled are faster with rows this short. TRL gains nothing by either: tried by hand, two
+  processes took 2.32 s a step in place of 2.28, that attention 2.56 in place of 2.29.
 - TRL compiles with `torch_compile`, our side the layers of trainer and engine; the plain loop of
   the parts does not. None compiles in the second workload, whose memory has a goal.
 - Threads of all sides wait as OpenMP lets them by itself: they spin for about 10 ms between
@@ -74,6 +78,8 @@ ROOT = Path(__file__).parents[1]
 HERE = Path(__file__).parent
 SKIP = 2
 """Number of steps at the start of a round that are not counted."""
+THREADS = "2"
+"""Value of OMP_NUM_THREADS."""
 PROMPT_TOKENS = 8
 LETTERS = string.digits + string.ascii_letters
 TRL_PACKAGES = ("torch==2.13.0", "transformers==5.19.0", "trl==1.16.0")
@@ -100,8 +106,12 @@ class Case:
     """Number of prompts in a step."""
     max_new_tokens: int
     fixed: bool
-    piece_tokens: int = 1088
+    piece_tokens: int = 4352
     """Tokens of a piece of our batches."""
+    engines: int = 1
+    """Number of our engines, which share the cores."""
+    attention: str = "sdpa"
+    """Our trainer's attention."""
     compiled: bool = True
     """Both frameworks compile, and vLLM alone."""
     memory: float | None = None
@@ -115,10 +125,19 @@ class Case:
 
 CASES = {
     "fixed": Case(
-        "fixed", 4, 256, 64, prompts=8, max_new_tokens=128, fixed=True, piece_tokens=4352
+        "fixed", 4, 256, 64, 8, max_new_tokens=128, fixed=True, engines=2, attention="eager"
     ),
     "geometric": Case(
-        "geometric", 4, 256, 64, 8, max_new_tokens=512, fixed=False, compiled=False, memory=0.5
+        "geometric",
+        4,
+        256,
+        64,
+        8,
+        max_new_tokens=512,
+        fixed=False,
+        piece_tokens=1088,
+        compiled=False,
+        memory=0.5,
     ),
     "50M": Case("50M", 8, 512, 8192, prompts=4, max_new_tokens=256, fixed=True),
 }
@@ -251,16 +270,19 @@ class Bench:
                 "path": str(self.models[case.name]),
                 "dtype": "float32",
                 "compile": case.compiled,
+                "attention": case.attention,
             },
-            "pools": {"all": "0"},
+            "pools": {"train": "0", "infer": f"0-{case.engines - 1}"},
             "actor_train": {
-                "pool": "all",
+                "pool": "train",
+                # A device is a share of the cores; while the trainer works, the engines wait.
+                "env": {"OMP_NUM_THREADS": THREADS},
                 "optimizer": optimizer,
                 "max_tokens_per_microbatch": case.piece_tokens,
                 "packing": not case.fixed,
             },
             "actor_infer": {
-                "pool": "all",
+                "pool": "infer",
                 "strategy": {
                     "kind": "vllm",
                     "max_num_seqs": 64,
@@ -304,7 +326,7 @@ def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
     folder.mkdir(parents=True)
     command, steps_file = getattr(bench, side)(case, folder)
     env = os.environ | {
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": THREADS,
         "PYTHONPATH": "" if side == "trl" else f"{ROOT}:{HERE}",
         "HF_HUB_OFFLINE": "1",
     }

@@ -35,10 +35,12 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `TrainBackend.build`."""
     lora: LoraConfig | None = None
+    attention: str = "sdpa"
 
 
 CASES = {
     "padded": Case("fsdp2"),
+    "products": Case("fsdp2", attention="eager"),
     "packed": Case("fsdp2", PACKED),
     "recomputed": Case("fsdp2", PACKED | RECOMPUTED),
     "adapter": Case("fsdp2", PACKED | RECOMPUTED, LORA),
@@ -86,7 +88,8 @@ def _scores(spec: WorkerSpec, model: ModelConfig) -> list[Any]:
 
 def _steps(spec: WorkerSpec, model: ModelConfig, case: Case, compiled: bool) -> dict[str, Any]:
     made = next(b for b in TRAIN_BACKENDS if b.name == case.backend)
-    told = model.model_copy(update={"compile": compiled, "lora": case.lora})
+    changes = {"compile": compiled, "lora": case.lora, "attention": case.attention}
+    told = model.model_copy(update=changes)
     torch._dynamo.reset()
     counters.clear()
     strategy = made.build(spec, told, budget=40, **case.options)

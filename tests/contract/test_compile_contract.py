@@ -25,11 +25,15 @@ class Run:
     case: str
     scored: bool = False
     """Backend `hf` scores, too."""
+    padded: bool = False
+    """Rows are padded, so a micro-batch has one row or several, and each is compiled for itself;
+    packed ones are one row."""
 
 
 RUNS = {
     "inductor": Run(1, INDUCTOR, "packed"),
     "traced": Run(1, TRACED, "zero3", scored=True),
+    "products": Run(1, TRACED, "products", padded=True),
     "two ranks": Run(2, TRACED, "adapter-ulysses"),
 }
 Results = tuple[Run, list[dict[str, Any]]]
@@ -63,7 +67,7 @@ def test_other_lengths_and_numbers_of_rows_are_not_compiled_again(results: Resul
     for rank in ranks:
         first, last = rank[run.case]["compiled"]["graphs"]
         assert 0 < first <= 14
-        assert last == first
+        assert last <= 2 * first if run.padded else last == first
 
 
 @pytest.mark.slow

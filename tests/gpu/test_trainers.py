@@ -103,7 +103,7 @@ def test_weights_come_back_from_host_memory_bit_by_bit(
 
 def test_compiled_layers_compute_what_they_do_as_they_are(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "untied", tied=False, seed=1)
-    cases = ("padded", "packed", "recomputed", "adapter", "zero2", "zero3")
+    cases = ("padded", "products", "packed", "recomputed", "adapter", "zero2", "zero3")
     work = job_of(cases, "inductor", scored=False)
     (found,) = run_ranks(1, work, tmp_path / "1", timeout_s=LIMIT_S, platform="cuda")
     for case in cases:
