@@ -19,41 +19,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 
 import torch
 
-from benchmarks.packed_rows import LikelihoodLoss, rows
+from benchmarks.packed_rows import LikelihoodLoss, build, rows
 from benchmarks.process_meter import two_cores
 from benchmarks.vs_trl import CASES, make_model
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.sections.model import ModelConfig
-from roll.config.sections.optimizers.kinds import AdamWConfig
-from roll.config.sections.strategy import Fsdp2Config
-from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
-from roll.core.types import WorkerSpec
 from roll.platform.machine import free_port
-from roll.strategy.build import build_train
 from roll.strategy.interfaces import TrainStrategy
-from roll.strategy.training.heads import PolicyHead
 from tests.contract.ranks import make_spec
 
 TOKENS, BUDGET = 8192, 4096
 """Tokens of an update and of a micro-batch."""
-KERNELS = ("sdpa", "eager")
-
-
-def build(spec: WorkerSpec, folder: Path, kernel: str) -> TrainStrategy[PolicyTerms]:
-    """Build a backend of one rank with compiled layers.
-
-    Args:
-        kernel: one of `KERNELS`.
-    """
-    role = TrainRole(
-        pool="p",
-        strategy=Fsdp2Config(),
-        optimizer=AdamWConfig(lr=1e-5),
-        max_tokens_per_microbatch=BUDGET,
-    )
-    model = ModelConfig.model_validate({"path": str(folder), "attention": kernel, "compile": True})
-    return build_train(role, model, spec, PolicyHead(1.0, 1024), total_steps=None)
 
 
 def seconds(strategy: TrainStrategy[PolicyTerms], batch: RolloutBatch) -> float:
@@ -75,7 +52,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), CASES["fixed"])
         spec = make_spec(0, 1, free_port())
-        made = [build(spec, Path(name), kernel) for kernel in KERNELS]
+        models = [
+            ModelConfig.model_validate({"path": name, "attention": kernel, "compile": True})
+            for kernel in ("sdpa", "eager")
+        ]
+        made = [build(spec, model, "fsdp2", packing=False, budget=BUDGET) for model in models]
         print("| tokens of a row | sdpa, tokens/s | eager | ratio |\n|---|---|---|---|")
         for length in map(int, args.lengths.split(",")):
             batch = rows(torch.full((TOKENS // length,), length))

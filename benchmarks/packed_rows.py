@@ -64,17 +64,20 @@ def rows(lengths: torch.Tensor) -> RolloutBatch:
 
 
 def build(
-    spec: WorkerSpec, folder: Path, backend: str, *, packing: bool
+    spec: WorkerSpec, model: ModelConfig, backend: str, *, packing: bool, budget: int = BUDGET
 ) -> TrainStrategy[PolicyTerms]:
-    """Build a backend on one rank."""
+    """Build a backend on one rank.
+
+    Args:
+        budget: most tokens of a micro-batch.
+    """
     role = TrainRole(
         pool="p",
         strategy=BACKENDS[backend],
         optimizer=AdamWConfig(lr=1e-5),
-        max_tokens_per_microbatch=BUDGET,
+        max_tokens_per_microbatch=budget,
         packing=packing,
     )
-    model = ModelConfig(path=str(folder))
     return build_train(role, model, spec, PolicyHead(1.0, 1024), total_steps=None)
 
 
@@ -102,7 +105,8 @@ def main() -> None:
         print("|---|---|---|---|---|")
         for backend in BACKENDS:
             spec = make_spec(0, 1, free_port())
-            made = [build(spec, Path(name), backend, packing=packing) for packing in (False, True)]
+            model = ModelConfig(path=name)
+            made = [build(spec, model, backend, packing=packing) for packing in (False, True)]
             for kind, batch in kinds.items():
                 for strategy in made:
                     seconds(strategy, batch)

@@ -1,8 +1,8 @@
 """torch.compile of the layers of a Hugging Face model, one by one (regional compilation).
 
 All layers of a kind share their code, so each part of it is compiled once, whatever the number of
-layers. Embeddings, head and kernels of attention stay as they are, `attention: eager` does not;
-what is read of the logits is compiled in `roll.strategy.training.compiled_logits`.
+layers. Embeddings, head and kernels of attention stay as they are; `attention: eager` has none, and
+is compiled. What is read of the logits is compiled in `roll.strategy.training.compiled_logits`.
 """
 
 from __future__ import annotations
